@@ -1,0 +1,60 @@
+"""Everything that watches a run is a callback: it is told, and it cannot change the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first round.
+
+    Attributes
+    ----------
+    name
+        What the run is called in tables and trackers.
+    settings
+        The whole experiment as plain data (see `Config.describe`).
+    rounds, done
+        How many rounds there will be, and how many were done before this start (resume).
+    folder
+        The run folder, or nothing for a run that leaves no files.
+    classes, class_counts
+        Class names, and how many training samples of each all clients hold together.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    rounds: int
+    done: int
+    folder: Path | None
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...]
+
+
+Record = Mapping[str, Any]
+"""One round as it stands in ``metrics.jsonl``: plain JSON values, `None` where not evaluated."""
+
+
+class Callback:
+    """Hooks, all optional, called in this order; `close` is called whatever happens."""
+
+    def on_start(self, info: RunInfo) -> None:
+        """Before the first round of this start."""
+
+    def on_round(self, record: Record) -> None:
+        """After each round."""
+
+    def on_warning(self, message: str) -> None:
+        """When a client is dropped, or a round keeps the old model."""
+
+    def on_end(self, record: Record, model: Mapping[str, Tensor]) -> None:
+        """After the last round, with its record and the tensors that are shipped."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""

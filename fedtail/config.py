@@ -1,0 +1,109 @@
+"""Immutable, validated descriptions, and the registries that find them by name.
+
+Every part of an experiment (a method, a loss, a data source, a partition, ...) is a `Component`:
+a frozen set of fields that is checked when it is made, written as ``name`` plus its fields, and
+found again by that name. Defaults and help texts live in the fields and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+
+from fedtail.errors import FedtailError, unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Classes by name, for one kind of thing."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._classes: dict[str, type[T]] = {}
+
+    def add(self, name: str, cls: type[T]) -> None:
+        """Enter a class; two classes may not share a name."""
+        if name in self._classes:
+            raise FedtailError(f"{self.kind} '{name}' is registered twice")
+        self._classes[name] = cls
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            raise unknown_name(self.kind, name, self._classes)
+        return self._classes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._classes))
+
+
+class Config(BaseModel):
+    """A frozen set of fields; an unknown key or a value out of range is refused by name."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as plain data (what TOML and JSON hold); `None` is left out."""
+        values = {field: getattr(self, field) for field in type(self).model_fields}
+        return {key: _plain(value) for key, value in values.items() if value is not None}
+
+    def but(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, checked again."""
+        fields = {field: getattr(self, field) for field in type(self).model_fields}
+        return type(self)(**{**fields, **changes})
+
+
+class Component(Config):
+    """A swappable part, known by the name it is registered under.
+
+    The root of each family (`LocalLoss`, `Source`, ...) owns a registry. Where a field has the
+    type of a root, a name or a table with ``name`` stands for the registered class.
+    """
+
+    registry: ClassVar[Registry[Any]]
+    name: ClassVar[str] = ""
+
+    @classmethod
+    def register(cls, name: str) -> Callable[[type[T]], type[T]]:
+        """Enter the decorated class in this family's registry."""
+
+        def enter(component: type[T]) -> type[T]:
+            cls.registry.add(name, component)
+            component.name = name  # type: ignore[attr-defined]
+            return component
+
+        return enter
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_name(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, Mapping) and "name" in value:
+            fields = dict(value)
+            found = cls.registry[str(fields.pop("name"))]
+            if not issubclass(found, cls):
+                raise FedtailError(f"{cls.registry.kind} '{found.name}' does not fit here")
+            return found.model_validate(fields) if found is not cls else handler(fields)
+        return handler(value)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name and the fields as plain data."""
+        return {"name": self.name, **super().describe()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.describe()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | frozenset):
+        return [_plain(item) for item in value]
+    return value

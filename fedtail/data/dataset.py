@@ -1,0 +1,153 @@
+"""Samples and data sets: tensors in memory, once, checked when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
+
+
+class Features(Protocol):
+    """The inputs of samples: a tensor, or something lazy that decodes on demand.
+
+    Indexing with an integer tensor gathers a batch. Images are uint8 in NCHW, everything else
+    float32.
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of samples, then the shape of one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """uint8 for images in 0..255, else float32."""
+
+    def __getitem__(self, index: Tensor) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and labels of the same length."""
+
+    x: Features
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a source gives.
+
+    Attributes
+    ----------
+    train, test
+        The samples.
+    classes
+        Class names; a label is a position in it.
+    client_train, client_test
+        For data with natural clients (writer, speaker, patient): each sample's client number.
+    client_names
+        What those numbers stand for.
+    mean, std
+        Normalisation per channel (of values in 0..1 for uint8 images); empty for none.
+    """
+
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    client_train: np.ndarray | None = None
+    client_test: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = field(default=())
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.x.shape[1:])
+
+
+class Source(Component):
+    """A named place that data comes from."""
+
+    registry: ClassVar[Registry[Source]] = Registry("data source")
+    default_model: ClassVar[str] = "mlp"
+
+    def load(self) -> Dataset:
+        """Read, check and return the data."""
+        raise FedtailError(f"data source '{self.name}' is abstract")
+
+
+def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) -> Tensor:
+    """Return labels as int64, or say what is wrong with them."""
+    labels = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+    if labels.ndim != 1:
+        raise FedtailError(f"{where}: labels must be one-dimensional, got shape {labels.shape}")
+    if not np.issubdtype(labels.dtype, np.integer):
+        if labels.dtype.kind != "f" or not np.array_equal(labels, np.trunc(labels)):
+            raise FedtailError(f"{where}: labels must be whole numbers, got {labels.dtype} values")
+    if labels.size and labels.min() < 0:
+        raise FedtailError(f"{where}: labels must not be negative, found {labels.min():g}")
+    if num_classes is not None and labels.size and labels.max() >= num_classes:
+        raise FedtailError(
+            f"{where}: label {labels.max():g} is beyond the {num_classes} classes "
+            f"(allowed: 0 to {num_classes - 1})"
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
+    """Return inputs as uint8 or float32 without NaN or infinity, or say what is wrong with them."""
+    tensor = x if isinstance(x, Tensor) else _as_tensor(x, where)
+    if tensor.ndim < 2:
+        raise FedtailError(
+            f"{where}: inputs need a sample axis and a feature axis, got shape {tuple(tensor.shape)}"
+        )
+    if tensor.dtype != torch.uint8:
+        tensor = tensor.to(torch.float32)
+        if not bool(torch.isfinite(tensor).all()):
+            raise FedtailError(f"{where}: inputs hold NaN or infinite values")
+    return tensor.contiguous()
+
+
+def checked_samples(
+    x: np.ndarray | Tensor, y: np.ndarray | Tensor, num_classes: int | None, where: str
+) -> Samples:
+    """Return checked samples; inputs and labels must have the same length, and at least one."""
+    if len(x) != len(y):
+        raise FedtailError(f"{where}: {len(x)} inputs but {len(y)} labels")
+    if not len(y):
+        raise FedtailError(f"{where}: no samples")
+    return Samples(checked_features(x, where), checked_labels(y, num_classes, where))
+
+
+def class_names(names: Sequence[str] | None, *labels: Tensor) -> tuple[str, ...]:
+    """Return the given names, or numbers for as many classes as the labels show."""
+    if names is not None:
+        return tuple(str(name) for name in names)
+    return tuple(str(c) for c in range(1 + max(int(y.max()) for y in labels)))
+
+
+def _as_tensor(x: np.ndarray, where: str) -> Tensor:
+    array = np.asarray(x)
+    if array.dtype.kind not in "uifb":
+        raise FedtailError(f"{where}: inputs must be numbers, got {array.dtype}")
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))

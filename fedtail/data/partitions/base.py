@@ -1,0 +1,44 @@
+"""What a partition is: labels in, one index array a client out, in bounded time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The samples to be shared out, by label.
+
+    Attributes
+    ----------
+    y
+        Labels of the samples that are left after the long-tail cut.
+    num_classes
+        How many classes there are; some may have no sample.
+    owner
+        Each sample's natural client, where the data has one.
+    """
+
+    y: np.ndarray
+    num_classes: int
+    owner: np.ndarray | None = None
+
+    def counts(self) -> np.ndarray:
+        """Return how many samples each class has."""
+        return np.bincount(self.y, minlength=self.num_classes)
+
+
+class Partition(Component):
+    """A named way to share samples out. Its fields are its parameters."""
+
+    registry: ClassVar[Registry[Partition]] = Registry("partition")
+
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Return for each client the positions (into `labels.y`) of its samples."""
+        raise FedtailError(f"partition '{self.name}' is abstract")

@@ -1,0 +1,179 @@
+"""The vocabulary: what a server half and a client half say to each other.
+
+A method never sends, samples devices, opens files or touches global random state. Its server half
+is made of generators that yield `Task`s and are sent `Update`s; its client half is plain functions
+from a `Payload` and a `Client` to a `Payload`. An engine carries the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.rng import numpy_generator, torch_generator
+
+if TYPE_CHECKING:
+    from fedtail.data.federation import ClientData, ServerData
+    from fedtail.models.split import SplitModel
+
+ClientId = int
+Scalar = int | float | str | bool
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What travels in one direction.
+
+    Attributes
+    ----------
+    tensors
+        Flat names, grouped by what stands before the slash: ``model/fc.weight``, ``grad/weight``.
+        Extras with one row per class are ragged in dimension 0, with an index tensor beside them.
+    scalars
+        Small facts: the number of samples, of steps, a loss.
+    summable
+        The groups of which the server needs nothing but the sample-weighted sum over clients, so
+        that they may travel under encryption or secure aggregation.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    summable: frozenset[str] = frozenset()
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of one group, without the group's name."""
+        prefix = f"{name}/"
+        return {
+            key.removeprefix(prefix): t for key, t in self.tensors.items() if key.startswith(prefix)
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors and scalars: what the traffic counters count."""
+        tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return tensors + sum(
+            len(s.encode()) if isinstance(s, str) else 8 for s in self.scalars.values()
+        )
+
+
+def grouped(group: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Put a group's name before the names: the inverse of `Payload.group`."""
+    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to one client: do `action` (the name of a function of the client half)."""
+
+    client: ClientId
+    action: str
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's answer to one task."""
+
+    client: ClientId
+    payload: Payload
+
+
+S = TypeVar("S")
+Exchange = Generator[list[Task], list[Update], S]
+"""Yields tasks, is sent updates (perhaps fewer, sorted by client), returns the new state."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server half may use in one round.
+
+    Attributes
+    ----------
+    round, rounds
+        The number of this round, from 1 (0 in `setup`), and how many there will be.
+    clients
+        All client ids.
+    per_round
+        How many clients a cohort has.
+    model
+        The one resident model of the server; its weights are scratch.
+    data
+        Samples that no client holds, for the methods that need them.
+    """
+
+    round: int
+    rounds: int
+    clients: Sequence[ClientId]
+    per_round: int
+    num_classes: int
+    model: SplitModel
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data: ServerData | None = None
+    logged: dict[str, Scalar] = field(default_factory=dict)
+
+    def cohort(
+        self,
+        size: int | None = None,
+        among: Sequence[ClientId] | None = None,
+        purpose: str = "cohort",
+    ) -> list[ClientId]:
+        """Draw distinct clients, in ascending order; the draw depends on the seed and the round only."""
+        pool = self.clients if among is None else among
+        size = min(self.per_round if size is None else size, len(pool))
+        chosen = self.rng(purpose).choice(len(pool), size=size, replace=False)
+        return sorted(pool[int(i)] for i in chosen)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a torch generator of this round's own."""
+        return torch_generator(self.seed, f"server/{purpose}", self.round, device=device)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Return a NumPy generator of this round's own."""
+        return numpy_generator(self.seed, f"server/{purpose}", self.round)
+
+    def log(self, name: str, value: Scalar) -> None:
+        """Put a number of the method's own into this round's line of ``metrics.jsonl``."""
+        self.logged[name] = value
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the client half may use in one task.
+
+    Attributes
+    ----------
+    data
+        The local samples.
+    counts
+        How many local samples each class has; zero for the absent ones.
+    model
+        The one resident model; a task loads what it received into it.
+    state
+        Named tensors that persist from this client's one task to its next.
+    """
+
+    id: ClientId
+    data: ClientData
+    counts: Tensor
+    model: SplitModel
+    state: MutableMapping[str, Tensor]
+    round: int
+    rounds: int
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes of the whole federation."""
+        return len(self.counts)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a torch generator of this client's and round's own."""
+        return torch_generator(self.seed, f"client/{purpose}", self.round, self.id, device)
