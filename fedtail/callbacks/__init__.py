@@ -1,0 +1,30 @@
+"""Everything that watches a run: progress, metrics file and experiment trackers."""
+
+from collections.abc import Callable
+
+from fedtail.callbacks.base import Callback, Record, RunInfo
+from fedtail.callbacks.jsonl import JsonLines, read_records
+from fedtail.callbacks.mlflow import MLflow
+from fedtail.callbacks.progress import Progress
+from fedtail.callbacks.tensorboard import TensorBoard
+from fedtail.callbacks.wandb import WandB
+
+trackers: dict[str, Callable[[], Callback]] = {
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+}
+"""Experiment trackers by the name that switches them on."""
+
+__all__ = [
+    "Callback",
+    "JsonLines",
+    "MLflow",
+    "Progress",
+    "Record",
+    "RunInfo",
+    "TensorBoard",
+    "WandB",
+    "read_records",
+    "trackers",
+]

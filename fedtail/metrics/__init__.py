@@ -1,0 +1,24 @@
+"""Scores, shot groups, curves and traffic."""
+
+from fedtail.metrics.curves import bytes_to, last_rounds, rounds_to, rounds_to_own
+from fedtail.metrics.evaluation import Evaluation
+from fedtail.metrics.groups import IndexGroups, RankGroups, ShotGroups, ThresholdGroups
+from fedtail.metrics.scores import scores
+from fedtail.metrics.traffic import GB, checkpoint_traffic, gigabytes, human_bytes
+
+__all__ = [
+    "GB",
+    "Evaluation",
+    "IndexGroups",
+    "RankGroups",
+    "ShotGroups",
+    "ThresholdGroups",
+    "bytes_to",
+    "checkpoint_traffic",
+    "gigabytes",
+    "human_bytes",
+    "last_rounds",
+    "rounds_to",
+    "rounds_to_own",
+    "scores",
+]

@@ -1,0 +1,153 @@
+"""The run as it goes: a live display in a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from fedtail.callbacks.base import Callback, Record, RunInfo
+from fedtail.callbacks.jsonl import read_records
+from fedtail.metrics.curves import traffic
+from fedtail.metrics.traffic import human_bytes
+
+SHOWN = ("accuracy", "many", "medium", "few")
+"""The scores that are shown."""
+
+
+class Progress(Callback):
+    """Show the round, the time left, the accuracy (all, many, medium, few) and the traffic.
+
+    Where there is no terminal, rounds faster than one a second are thinned out, but the last one
+    is always shown; a warning is shown once.
+
+    Parameters
+    ----------
+    console
+        Where to print; standard output if not given.
+    clock
+        Seconds from any origin.
+    """
+
+    every = 1.0
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # Asked of the stream itself: rich takes FORCE_COLOR, common in CI, for a terminal.
+        self.console = console or Console(force_terminal=sys.stdout.isatty())
+        self._clock = clock
+        self._live: Live | None = None
+        self._warned: set[str] = set()
+        self._pending: str | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        """Open the display."""
+        self._info = info
+        self._bytes = _bytes_before(info)
+        self._started = self._clock()
+        self._printed_at = float("-inf")
+        self._round = info.done
+        self._scores = ""
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._open()
+        else:
+            self._print(f"{info.name}: {info.rounds} rounds{_from(info.done)}")
+
+    def on_round(self, record: Record) -> None:
+        """Show the round."""
+        self._round = record["round"]
+        self._bytes += traffic(record)
+        scores = _scores(record)
+        if self._live is not None:
+            self._scores = scores or self._scores
+            self._bar.update(self._task, completed=self._round)
+            return
+        parts = [f"round {self._round}/{self._info.rounds}", scores, self._footer()]
+        self._pending = "  ".join(part for part in parts if part)
+        now = self._clock()
+        if now - self._printed_at >= self.every or self._round >= self._info.rounds:
+            self._printed_at = now
+            self._flush()
+
+    def on_warning(self, message: str) -> None:
+        """Show a warning, the first time it is given."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._print(f"warning: {message}")
+
+    def close(self) -> None:
+        """Show what was held back and close the display."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._flush()
+
+    def _open(self) -> None:
+        self._bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+        )
+        info = self._info
+        self._task = self._bar.add_task(info.name, total=info.rounds, completed=info.done)
+        self._live = Live(console=self.console, get_renderable=self._display, refresh_per_second=4)
+        self._live.start()
+
+    def _display(self) -> RenderableType:
+        parts = [self._scores, self._footer()]
+        return Group(self._bar, Text("  ".join(part for part in parts if part)))
+
+    def _footer(self) -> str:
+        left = self._seconds_left()
+        time_left = "" if left is None else f"  {human_seconds(left)} left"
+        return f"traffic {human_bytes(self._bytes)}{time_left}"
+
+    def _seconds_left(self) -> float | None:
+        """Return the mean of the rounds since the start times the rounds to come."""
+        done = self._round - self._info.done
+        if done <= 0:
+            return None
+        return (self._clock() - self._started) / done * (self._info.rounds - self._round)
+
+    def _flush(self) -> None:
+        if self._pending is not None:
+            self._print(self._pending)
+            self._pending = None
+
+    def _print(self, line: str) -> None:
+        # Soft wrap, because a log line is one line however wide the console believes it is.
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a duration for people: ``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _scores(record: Record) -> str:
+    return "  ".join(f"{key} {record[key]:.4f}" for key in SHOWN if record.get(key) is not None)
+
+
+def _from(done: int) -> str:
+    return f", continued after round {done}" if done else ""
+
+
+def _bytes_before(info: RunInfo) -> int:
+    """Return the traffic of the rounds done before a resume."""
+    if info.folder is None or not info.done:
+        return 0
+    return sum(map(traffic, read_records(info.folder / "metrics.jsonl", until=info.done)))

@@ -1,0 +1,82 @@
+"""What the experiment trackers share: what they log, how they resume, how they are missed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtail.callbacks.base import Record, RunInfo
+from fedtail.callbacks.jsonl import json_ready
+from fedtail.errors import FedtailError
+from fedtail.files import make_folder, write_atomic
+
+LOGGED = (
+    "accuracy",
+    "balanced_accuracy",
+    "many",
+    "medium",
+    "few",
+    "tail",
+    "worst_class",
+    "loss",
+    "ece",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
+"""The keys of a record that trackers log; a method's own numbers come under ``method/``."""
+
+
+def require(module: str, title: str, extra: str) -> Any:
+    """Import an optional library, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise FedtailError(f"{title} is not installed: pip install 'fedtail[{extra}]'") from error
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """Return the finite numbers of one round by the name a tracker shows."""
+    named = {key: record.get(key) for key in LOGGED}
+    named |= {f"method/{key}": value for key, value in (record.get("method") or {}).items()}
+    ready = json_ready(named)
+    return {key: float(ready[key]) for key in ready if isinstance(ready[key], int | float)}
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
+    """Return nested settings under dotted names (``method.loss.tau``); lists become JSON text."""
+    return dict(_flat(settings, ""))
+
+
+def _flat(
+    settings: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, str | bool | int | float]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, str | bool | int | float):
+            yield f"{prefix}{key}", value
+        else:
+            yield f"{prefix}{key}", json.dumps(value, default=str)
+
+
+def recall(info: RunInfo, tracker: str) -> str | None:
+    """Return the id under which a resumed run is known to a tracker."""
+    if info.folder is None or not info.done:
+        return None
+    path = _id_file(info.folder, tracker)
+    return str(json.loads(path.read_text(encoding="utf-8"))["id"]) if path.exists() else None
+
+
+def remember(info: RunInfo, tracker: str, run_id: str) -> None:
+    """Keep the tracker's id in the run folder, so that a resumed run continues there."""
+    if info.folder is not None:
+        make_folder(info.folder)
+        write_atomic(_id_file(info.folder, tracker), json.dumps({"id": run_id}) + "\n")
+
+
+def _id_file(folder: Path, tracker: str) -> Path:
+    return folder / f"{tracker}.json"

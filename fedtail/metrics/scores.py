@@ -1,0 +1,70 @@
+"""From counts to the numbers people quote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedtail.errors import FedtailError
+from fedtail.metrics.evaluation import Evaluation
+from fedtail.metrics.groups import ShotGroups, by_frequency
+
+Score = float | list[float | None] | None
+
+
+def scores(
+    evaluation: Evaluation, groups: ShotGroups, train_counts: Sequence[int]
+) -> dict[str, Score]:
+    """Return every score of one evaluation, as plain JSON values.
+
+    Parameters
+    ----------
+    evaluation
+        The merged counts of the whole test set.
+    groups
+        Where the lines between many, medium and few run.
+    train_counts
+        How many training samples of each class all clients hold together.
+
+    Returns
+    -------
+    dict
+        ``accuracy``; ``balanced_accuracy``, ``many``, ``medium`` and ``few`` (unweighted means of
+        class accuracies); ``tail`` (right answers over samples of the 30 % rarest classes);
+        ``worst_class`` (the lowest class accuracy); ``per_class``; ``loss`` (mean cross-entropy)
+        and ``ece`` (expected calibration error). A class without test samples is `None` in
+        ``per_class`` and counts nowhere else; a score that nothing defines is `None`.
+    """
+    num_classes = evaluation.num_classes
+    if len(train_counts) != num_classes:
+        raise FedtailError(f"{len(train_counts)} training counts for {num_classes} classes")
+    correct: list[int] = evaluation.confusion.diagonal().tolist()
+    totals: list[int] = evaluation.confusion.sum(dim=1).tolist()
+    per_class = [_ratio(c, n) for c, n in zip(correct, totals, strict=True)]
+    tail = by_frequency(train_counts)[7 * num_classes // 10 :]
+    assigned = groups.assign(train_counts)
+    return {
+        "accuracy": _ratio(sum(correct), sum(totals)),
+        "balanced_accuracy": _mean(per_class),
+        **{name: _mean(per_class[c] for c in classes) for name, classes in assigned.items()},
+        "tail": _ratio(sum(correct[c] for c in tail), sum(totals[c] for c in tail)),
+        "worst_class": min((a for a in per_class if a is not None), default=None),
+        "per_class": per_class,
+        "loss": _ratio(evaluation.loss_sum, sum(totals)),
+        "ece": _calibration_error(evaluation),
+    }
+
+
+def _calibration_error(evaluation: Evaluation) -> float | None:
+    """Σ_b (n_b / n) |accuracy_b - confidence_b|, where n_b cancels inside each bin."""
+    gaps = (evaluation.bin_correct - evaluation.bin_confidence).abs()
+    return _ratio(float(gaps.sum()), evaluation.samples)
+
+
+def _ratio(part: float, whole: int) -> float | None:
+    return part / whole if whole and math.isfinite(part) else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
