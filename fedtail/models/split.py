@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtail.errors import FedtailError
+from fedtail.models.probe import last_registered, reset, trial
 from fedtail.protocol import Tensors
 
 
@@ -31,26 +35,38 @@ class Output(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """Any module whose last layer is a classifier, with that layer named.
+    """Any module whose last operation is a classifier, with that layer named.
 
     The names of the module's tensors stay as they are, so what is trained here loads into the
-    user's own model. `classifier` is the dotted name of the last layer; it is found by itself where
-    the module has exactly one last `nn.Linear` child.
+    user's own model. The module itself is not changed: features are read by a hook that lives for
+    one forward pass, so a copy or a pickle of the model carries nothing of the original.
+
+    Parameters
+    ----------
+    module
+        Any module from a batch to logits.
+    classifier
+        The dotted name of the last layer (default: the `nn.Linear` that was registered last).
+
+    Attributes
+    ----------
+    extra_heads
+        Further heads by name (see `with_head`); `forward` does not use them.
     """
 
     def __init__(self, module: nn.Module, classifier: str | None = None) -> None:
         super().__init__()
         self.module = module
-        self.classifier_name = classifier or _last_linear(module)
+        self.extra_heads = nn.ModuleDict()
+        self.classifier_name = last_registered(module) if classifier is None else classifier
         try:
-            layer = module.get_submodule(self.classifier_name)
+            module.get_submodule(self.classifier_name)
         except AttributeError:
             names = ", ".join(name for name, _ in module.named_modules() if name)
             raise FedtailError(
-                f"the model has no layer '{self.classifier_name}' to be its classifier (it has: {names})"
+                f"the model has no layer '{self.classifier_name}' to be its classifier"
+                f" (it has: {names})"
             ) from None
-        self._features: list[Tensor] = []
-        layer.register_forward_pre_hook(self._capture)
 
     @property
     def classifier(self) -> nn.Module:
@@ -62,14 +78,41 @@ class SplitModel(nn.Module):
         """All classifiers: one, or one an expert."""
         return [self.classifier]
 
+    @property
+    def head_names(self) -> Sequence[str]:
+        """The dotted names of `heads`, in the same order."""
+        return [self.classifier_name]
+
+    @property
+    def num_classes(self) -> int:
+        """How many logits the classifier gives."""
+        return self._classifier_size("out_features")
+
+    @property
+    def feature_dim(self) -> int:
+        """How wide the features are."""
+        return self._classifier_size("in_features")
+
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        return self.output(x).logits
+        logits: Tensor = self.module(x)
+        return logits
 
     def output(self, x: Tensor) -> Output:
         """Return logits and the features they were made from."""
-        logits = self.module(x)
-        return Output(logits, self._features.pop())
+        seen: list[Tensor] = []
+
+        def see(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(args[0] if args else next(iter(kwargs.values())))
+
+        hook = self.classifier.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            logits = self.module(x)
+        finally:
+            hook.remove()
+        if not seen:
+            raise FedtailError(f"the model ran without calling its '{self.classifier_name}'")
+        return Output(logits, seen[-1])
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the classifier would be given."""
@@ -77,33 +120,119 @@ class SplitModel(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of all parameters and buffers, under the module's own names."""
-        return {name: t.detach().clone() for name, t in self._live().items()}
+        with torch.no_grad():
+            return {
+                name: tensor.clone(memory_format=torch.contiguous_format)
+                for name, tensor in self._live()
+            }
 
     def load(self, tensors: Tensors) -> None:
         """Copy tensors into the resident model, which must have exactly these names."""
-        live = self._live()
+        live = dict(self._live())
         if live.keys() != tensors.keys():
             odd = sorted(live.keys() ^ tensors.keys())
             raise FedtailError(f"these tensors and this model do not match in {', '.join(odd[:3])}")
+        given = [tensors[name] for name in live]
+        for (name, tensor), new in zip(live.items(), given, strict=True):
+            if tensor.shape != new.shape:
+                raise FedtailError(
+                    f"'{name}' has the shape {tuple(tensor.shape)} in this model,"
+                    f" not {tuple(new.shape)}"
+                )
         with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(tensors[name])
+            torch._foreach_copy_(list(live.values()), given)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the live parameters that are trained; a tied one stands under its first name."""
+        return {
+            name: parameter
+            for part in (self.module, self.extra_heads)
+            for name, parameter in part.named_parameters()
+            if parameter.requires_grad
+        }
 
     def parameter_names(self) -> frozenset[str]:
-        """Names of what is trained; every other tensor is a buffer or frozen."""
-        return frozenset(name for name, p in self.module.named_parameters() if p.requires_grad)
+        """Names of what is trained; every other tensor is a buffer or frozen.
 
-    def _live(self) -> dict[str, Tensor]:
-        return dict(self.module.state_dict())
-
-    def _capture(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features[:] = [inputs[0]]
-
-
-def _last_linear(module: nn.Module) -> str:
-    names = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-    if not names:
-        raise FedtailError(
-            "the model has no nn.Linear; name its classifier: SplitModel(model, classifier=...)"
+        A tied parameter is in `tensors` under each of its names, and so it is here.
+        """
+        return frozenset(
+            name
+            for part in (self.module, self.extra_heads)
+            for name, parameter in part.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
         )
-    return names[-1]
+
+    def batch_norms(self) -> list[_BatchNorm]:
+        """Return the BatchNorm layers: those whose running statistics move in training."""
+        return [layer for layer in self.modules() if isinstance(layer, _BatchNorm)]
+
+    def with_head(self, name: str) -> Self:
+        """Return a copy with a second, freshly initialised classifier of the same shape.
+
+        Its tensors stand beside the module's as ``<name>.weight`` and ``<name>.bias``; it is called
+        as ``model.extra_heads[name](features)``.
+        """
+        taken = {*self.extra_heads, *(child for child, _ in self.module.named_children())}
+        if name in taken or not name.isidentifier() or hasattr(self.extra_heads, name):
+            raise FedtailError(f"a second head cannot be called '{name}': take a new, plain name")
+        model = copy.deepcopy(self)
+        model.extra_heads[name] = reset(copy.deepcopy(model.classifier))
+        return model
+
+    def check(self, x: Tensor, num_classes: int) -> None:
+        """Run one batch in evaluation mode and refuse a model that cannot be used.
+
+        Raises
+        ------
+        FedtailError
+            If the output is not (batch, num_classes), the features are not (batch, width), or
+            something still happens to the output of the classifier.
+        """
+        logits, features, again = trial(self, x, self._twice)
+        name = self.classifier_name
+        wanted = (len(x), num_classes)
+        if logits.shape != wanted:
+            raise FedtailError(
+                f"the model gives an output of shape {tuple(logits.shape)} where {wanted} is needed"
+            )
+        if features.ndim != 2:
+            raise FedtailError(
+                f"the classifier '{name}' is given features of shape {tuple(features.shape)},"
+                " not (batch, width); flatten them first"
+            )
+        if again.shape != logits.shape or not torch.allclose(
+            again, logits, 1e-3, 1e-5, equal_nan=True
+        ):
+            raise FedtailError(
+                f"the classifier '{name}' is not the last operation of the model: its output is not"
+                " what the model returns (return plain logits, or name another layer as classifier)"
+            )
+
+    def _twice(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out = self.output(x)
+        if not isinstance(out.logits, Tensor):
+            raise FedtailError(
+                f"the model returns a {type(out.logits).__name__}, not a tensor of logits"
+            )
+        return out.logits, out.features, self.classifier(out.features)
+
+    def _classifier_size(self, attribute: str) -> int:
+        size = getattr(self.classifier, attribute, None)
+        if not isinstance(size, int):
+            raise FedtailError(f"the classifier '{self.classifier_name}' has no '{attribute}'")
+        return size
+
+    def _live(self) -> Iterator[tuple[str, Tensor]]:
+        # What `state_dict` holds, in its order, at a quarter of its cost: this runs for every task.
+        for prefix, layer in chain(
+            self.module.named_modules(remove_duplicate=False),
+            self.extra_heads.named_modules(remove_duplicate=False),
+        ):
+            start = f"{prefix}." if prefix else ""
+            for name, parameter in layer._parameters.items():
+                if parameter is not None:
+                    yield start + name, parameter
+            for name, buffer in layer._buffers.items():
+                if buffer is not None and name not in layer._non_persistent_buffers_set:
+                    yield start + name, buffer

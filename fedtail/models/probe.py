@@ -1,0 +1,78 @@
+"""Looking at a module without changing it: its last layer, one trial run, a fresh start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.errors import FedtailError
+from fedtail.models.heads import CosineHead
+
+M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R")
+
+
+def last_registered(module: nn.Module) -> str:
+    """Return the dotted name of the last linear layer, in the order they were registered."""
+    names = list(_linear_layers(module).values())
+    if not names:
+        raise FedtailError(
+            "the model has no nn.Linear; name its classifier: SplitModel(model, classifier=...)"
+        )
+    return names[-1]
+
+
+def last_executed(module: nn.Module, x: Tensor) -> str:
+    """Return the dotted name of the last linear layer to run on this batch."""
+    names = _linear_layers(module)
+    ran: list[nn.Module] = []
+
+    def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        ran.append(layer)
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in names]
+    try:
+        trial(module, x, module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return names[ran[-1]] if ran else last_registered(module)
+
+
+def trial(module: nn.Module, x: Tensor, run: Callable[[Tensor], R]) -> R:
+    """Return ``run(x)`` with `module` in evaluation mode, which is put back as it was."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            return run(x)
+    except FedtailError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).partition("\n")[0]
+        raise FedtailError(
+            f"the model does not take a batch of shape {tuple(x.shape)}: {reason}"
+        ) from error
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
+def reset(module: M) -> M:
+    """Initialise again every layer that knows how (`reset_parameters`), and return the module."""
+    for layer in module.modules():
+        again = getattr(layer, "reset_parameters", None)
+        if callable(again):
+            again()
+    return module
+
+
+def _linear_layers(module: nn.Module) -> dict[nn.Module, str]:
+    return {
+        layer: name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | CosineHead)
+    }

@@ -1,0 +1,46 @@
+"""What a model description is: a `Component` that builds a model for a shape and some classes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
+from fedtail.models.split import SplitModel
+
+Shape = tuple[int, ...]
+
+
+class ModelSpec(Component):
+    """A named architecture and its choices; the root of the ``model`` family.
+
+    Weights are drawn from torch's global stream: whoever builds puts the call inside
+    `fedtail.rng.contained`.
+    """
+
+    registry: ClassVar[Registry[Any]] = Registry("model")
+
+    @abstractmethod
+    def build(self, input_shape: Shape, num_classes: int) -> SplitModel:
+        """Return a new model for samples of this shape (without the batch) and these classes."""
+
+    def image(self, input_shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
+        """Return (channels, height, width), or refuse a shape that is no large enough image."""
+        if len(input_shape) != 3 or min(input_shape[1:]) < smallest or input_shape[0] < 1:
+            raise FedtailError(
+                f"model '{self.name}' takes images (channels, height, width) of at least"
+                f" {smallest}x{smallest} pixels, not samples of shape {tuple(input_shape)}"
+            )
+        channels, height, width = input_shape
+        return channels, height, width
+
+    def flat(self, input_shape: Shape) -> int:
+        """Return how many values a sample has, or refuse a shape that is none."""
+        if not input_shape or min(input_shape) < 1:
+            raise FedtailError(
+                f"model '{self.name}' takes samples of any shape with at least one value,"
+                f" not {tuple(input_shape)}"
+            )
+        return math.prod(input_shape)
