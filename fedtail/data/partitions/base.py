@@ -42,3 +42,9 @@ class Partition(Component):
     def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return for each client the positions (into `labels.y`) of its samples."""
         raise FedtailError(f"partition '{self.name}' is abstract")
+
+    def all_clients(self, labels: Labels) -> int:
+        """Return how many clients there are when nobody says; most schemes cannot know."""
+        raise FedtailError(
+            f"partition '{self.name}' needs the number of clients, for example clients=20"
+        )

@@ -1,0 +1,126 @@
+"""Splits to look at: a table and shaded blocks for the terminal, a figure for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fedtail.data.split import Split
+
+MANY_CLIENTS = 50
+SHOWN = 25
+MANY_CLASSES = 20
+RANGES = 10
+BLOCKS = " ░▒▓█"
+COLOURS = ("grey37", "blue", "cyan", "green", "yellow", "red")
+
+
+def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table:
+    """Return clients x classes; beyond 50 clients the first 25, beyond 20 classes in ranges."""
+    edges = _edges(split.num_classes, MANY_CLASSES, RANGES)
+    shown = _shown(len(split))
+    title = f"{len(split)} clients, {split.statistics.sizes.sum()} samples"
+    table = Table(title=title, show_footer=False)
+    table.add_column("client", justify="right")
+    for heading in (*_headings(edges, class_names), "samples", "classes"):
+        table.add_column(heading, justify="right")
+    ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
+    sizes, classes = split.statistics.sizes, split.statistics.classes
+    for k in range(shown):
+        cells = [str(n) if n else "·" for n in ranges[k].tolist()]
+        table.add_row(str(k), *cells, str(sizes[k]), str(classes[k]), end_section=k == shown - 1)
+    if shown < len(split):
+        for name, over in (("min", np.min), ("median", np.median), ("max", np.max)):
+            columns = [*ranges.T, sizes, classes]
+            table.add_row(name, *(f"{over(column):g}" for column in columns))
+    total = split.statistics.class_counts
+    held = np.add.reduceat(total, edges[:-1]).tolist()
+    table.add_row("all", *map(str, held), str(total.sum()), str(np.count_nonzero(total)))
+    if len(split.server):
+        own = np.bincount(split.labels[split.server], minlength=split.num_classes)
+        held = np.add.reduceat(own, edges[:-1]).tolist()
+        table.add_row("server", *map(str, held), str(own.sum()), str(np.count_nonzero(own)))
+    return table
+
+
+def terminal(split: Split, width: int = 60) -> Text:
+    """Return one line a client, one block a class: the fuller and warmer, the more samples.
+
+    Parameters
+    ----------
+    split
+        The split to draw.
+    width
+        Blocks in a line at most; with more classes a block stands for a range of them.
+    """
+    edges = _edges(split.num_classes, width, width)
+    ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
+    repeat = max(1, min(4, width // ranges.shape[1]))
+    top = np.log1p(max(1, ranges.max()))
+    text = Text()
+    for k in range(_shown(len(split))):
+        text.append(f"{k:>6} ")
+        for n in ranges[k].tolist():
+            level = np.log1p(n) / top
+            block = BLOCKS[int(np.ceil(level * (len(BLOCKS) - 1)))]
+            colour = COLOURS[int(np.ceil(level * (len(COLOURS) - 1)))]
+            text.append(block * repeat, style=colour)
+        text.append(f" {split.statistics.sizes[k]}\n")
+    if _shown(len(split)) < len(split):
+        text.append(f"       ... and {len(split) - SHOWN} more clients\n")
+    first, last = 0, split.num_classes - 1
+    text.append(f"       classes {first} to {last}, left to right; 1 to {ranges.max()} samples")
+    return text
+
+
+def draw(split: Split, path: Path | str, class_names: Sequence[str] | None = None) -> None:
+    """Write a figure: clients x classes as a heat map, and the class counts as bars above it."""
+    # Imported here: matplotlib is slow to load and most runs draw nothing.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    clients, classes = len(split), split.num_classes
+    size = (min(14.0, 4.0 + 0.25 * classes), min(12.0, 4.0 + 0.12 * clients))
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
+    total = split.statistics.class_counts
+    bars.bar(np.arange(classes), total, color="tab:blue")
+    if total.max() > 20 * max(1, total.min()):
+        bars.set_yscale("log")
+    bars.set_ylabel("samples")
+    bars.set_title("\n".join(split.summary()), fontsize=8, loc="left")
+    shown = np.ma.masked_equal(split.counts, 0)
+    norm = LogNorm(vmin=1, vmax=max(2, int(split.counts.max())))
+    image = heat.imshow(shown, aspect="auto", interpolation="nearest", norm=norm, cmap="viridis")
+    heat.set_xlabel("class")
+    heat.set_ylabel("client")
+    if class_names is not None and classes <= MANY_CLASSES:
+        heat.set_xticks(np.arange(classes), class_names, rotation=45, ha="right")
+    figure.colorbar(image, ax=heat, label="samples")
+    figure.savefig(path, dpi=150)
+
+
+def _shown(clients: int) -> int:
+    return clients if clients <= MANY_CLIENTS else SHOWN
+
+
+def _edges(classes: int, limit: int, ranges: int) -> np.ndarray:
+    """Return the borders of class ranges: one class each, or at most `ranges` of them."""
+    if classes <= limit:
+        return np.arange(classes + 1)
+    return np.linspace(0, classes, ranges + 1).astype(np.int64)
+
+
+def _headings(edges: np.ndarray, class_names: Sequence[str] | None) -> list[str]:
+    pairs = zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), strict=True)
+    if class_names is not None and edges[-1] == len(edges) - 1:
+        return [class_names[first] for first, _ in pairs]
+    return [str(first) if first == last else f"{first}-{last}" for first, last in pairs]

@@ -1,0 +1,227 @@
+"""A split: who holds which samples, as a recipe that can be written down and rebuilt.
+
+The recipe (tail, partition, clients, seed) and the labels determine the split, so its file holds
+the recipe, what came out of it for people to read, and a digest that tells whether a rebuilt split
+is the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+from rich.table import Table
+
+from fedtail.config import Config
+from fedtail.data.dataset import checked_labels
+from fedtail.data.longtail import Tail
+from fedtail.data.partitions.base import Labels, Partition
+from fedtail.data.plot import count_table
+from fedtail.data.statistics import Statistics, class_table, statistics
+from fedtail.errors import FedtailError, sentence
+from fedtail.rng import numpy_generator
+
+FORMAT = 1
+TABLE_CELLS = 1_000_000
+"""Beyond this many clients times classes the file leaves the table out: it can be rebuilt."""
+
+
+class Recipe(Config):
+    """Everything but the labels that determines a split."""
+
+    tail: Tail = Field(description="how many samples of each class are kept")
+    partition: Partition = Field(description="how the kept samples are shared out")
+    clients: int | None = Field(
+        default=None, ge=1, description="how many clients (default: all natural ones)"
+    )
+    seed: int = Field(default=0, description="where every random choice comes from")
+    server_per_class: int = Field(
+        default=0, ge=0, description="samples of each class that the server holds and no client"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who holds which samples.
+
+    Attributes
+    ----------
+    recipe
+        What the split was made from.
+    labels
+        The labels of the original training set.
+    num_classes
+        How many classes there are.
+    kept
+        Positions that the tail left for the clients, ascending.
+    parts
+        For each client the positions of its samples in the original training set, ascending.
+    server
+        Positions that the server holds, ascending; no client has them.
+    """
+
+    recipe: Recipe
+    labels: np.ndarray = field(repr=False)
+    num_classes: int
+    kept: np.ndarray = field(repr=False)
+    parts: list[np.ndarray] = field(repr=False)
+    server: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How many samples each client (rows) holds of each class (columns)."""
+        return class_table(self.labels, self.parts, self.num_classes)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Sizes, classes and distance to the global mix of every client."""
+        return statistics(self.labels, self.parts, self.num_classes)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the offsets and positions of all clients, and the server's positions."""
+        offsets = np.cumsum([0, *(len(part) for part in self.parts)])
+        hashed = hashlib.sha256()
+        for array in (offsets, *self.parts, self.server):
+            hashed.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return hashed.hexdigest()
+
+    def to_json(self) -> str:
+        """Return the recipe, what came out of it, and the digest, as JSON text."""
+        rows = self.counts.tolist() if len(self) * self.num_classes <= TABLE_CELLS else None
+        content = {
+            "format": FORMAT,
+            "recipe": self.recipe.describe(),
+            "digest": self.digest,
+            "statistics": self.statistics.describe(),
+            "class_counts": self.statistics.class_counts.tolist(),
+            "server_samples": len(self.server),
+            "counts": rows,
+        }
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @classmethod
+    def from_json(
+        cls, text: str, labels: np.ndarray, num_classes: int, owner: np.ndarray | None = None
+    ) -> Split:
+        """Rebuild a split from its file and the same labels, and check that it is the same one."""
+        content = _read(text)
+        try:
+            recipe = Recipe.model_validate(content["recipe"])
+        except ValidationError as error:
+            raise FedtailError(sentence(error, "recipe")) from error
+        split = from_recipe(recipe, labels, num_classes, owner)
+        if split.digest != content["digest"]:
+            raise FedtailError(
+                "the split cannot be rebuilt: its digest differs, so the labels are not those it "
+                "was made from, or another version of fedtail or NumPy made it"
+            )
+        return split
+
+    def summary(self) -> list[str]:
+        """Return a few lines on sizes, classes and skew."""
+        return self.statistics.lines()
+
+    def table(self, class_names: Sequence[str] | None = None) -> Table:
+        """Return clients x classes for the terminal; long and wide tables are condensed."""
+        return count_table(self, class_names)
+
+
+def make_split(
+    labels: np.ndarray,
+    num_classes: int,
+    tail: Tail,
+    partition: Partition,
+    clients: int | None,
+    seed: int,
+    owner: np.ndarray | None = None,
+    server_per_class: int = 0,
+) -> Split:
+    """Cut the tail, set the server's samples aside, and share the rest out.
+
+    Parameters
+    ----------
+    labels
+        Labels of the training set.
+    num_classes
+        How many classes there are; some may have no sample.
+    tail, partition
+        The long tail and the scheme.
+    clients
+        How many clients; `None` means all natural ones.
+    seed
+        Where every random choice comes from.
+    owner
+        Each sample's natural client, where the data has one.
+    server_per_class
+        How many samples of each class the server is to hold. They come from those the tail dropped;
+        where these are too few, from those the clients would get, but never more than half.
+    """
+    try:
+        recipe = Recipe(
+            tail=tail,
+            partition=partition,
+            clients=clients,
+            seed=seed,
+            server_per_class=server_per_class,
+        )
+    except ValidationError as error:
+        raise FedtailError(sentence(error)) from error
+    return from_recipe(recipe, labels, num_classes, owner)
+
+
+def from_recipe(
+    recipe: Recipe, labels: np.ndarray, num_classes: int, owner: np.ndarray | None = None
+) -> Split:
+    """Make the split that a recipe describes."""
+    y = checked_labels(labels, num_classes, "split").numpy()
+    if owner is not None and len(owner) != len(y):
+        raise FedtailError(f"split: {len(y)} labels but {len(owner)} client numbers")
+    whole = Labels(y, num_classes, owner)
+    kept = recipe.tail.keep(whole, numpy_generator(recipe.seed, "tail"))
+    server = _server_positions(whole, kept, recipe)
+    kept = np.setdiff1d(kept, server, assume_unique=True)
+    left = Labels(y[kept], num_classes, None if owner is None else owner[kept])
+    clients = recipe.clients or recipe.partition.all_clients(left)
+    parts = recipe.partition.split(left, clients, numpy_generator(recipe.seed, "partition"))
+    return Split(recipe, y, num_classes, kept, [kept[part] for part in parts], server)
+
+
+def _server_positions(whole: Labels, kept: np.ndarray, recipe: Recipe) -> np.ndarray:
+    chosen = [np.empty(0, dtype=np.int64)]
+    if recipe.server_per_class:
+        rng = numpy_generator(recipe.seed, "server-split")
+        is_kept = np.zeros(len(whole.y), dtype=bool)
+        is_kept[kept] = True
+        for c in range(whole.num_classes):
+            of_class = whole.y == c
+            dropped = rng.permutation(np.flatnonzero(of_class & ~is_kept))
+            chosen.append(dropped[: recipe.server_per_class])
+            held = rng.permutation(np.flatnonzero(of_class & is_kept))
+            more = recipe.server_per_class - len(chosen[-1])
+            chosen.append(held[: min(more, len(held) // 2)])
+    return np.sort(np.concatenate(chosen))
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FedtailError(f"the split file is not JSON: {error}") from error
+    if not isinstance(content, dict) or not {"format", "recipe", "digest"} <= content.keys():
+        raise FedtailError("the split file needs 'format', 'recipe' and 'digest'")
+    if content["format"] != FORMAT:
+        raise FedtailError(
+            f"the split file has format {content['format']!r}; this version reads format {FORMAT}"
+        )
+    return content
