@@ -85,6 +85,7 @@ def draw(split: Split, path: Path | str, class_names: Sequence[str] | None = Non
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     clients, classes = len(split), split.num_classes
     size = (min(14.0, 4.0 + 0.25 * classes), min(12.0, 4.0 + 0.12 * clients))
@@ -102,6 +103,8 @@ def draw(split: Split, path: Path | str, class_names: Sequence[str] | None = Non
     image = heat.imshow(shown, aspect="auto", interpolation="nearest", norm=norm, cmap="viridis")
     heat.set_xlabel("class")
     heat.set_ylabel("client")
+    heat.xaxis.set_major_locator(MaxNLocator(integer=True))
+    heat.yaxis.set_major_locator(MaxNLocator(integer=True))
     if class_names is not None and classes <= MANY_CLASSES:
         heat.set_xticks(np.arange(classes), class_names, rotation=45, ha="right")
     figure.colorbar(image, ax=heat, label="samples")
