@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtail.errors import FedtailError
-from fedtail.models.probe import last_registered, reset, trial
+from fedtail.models.probe import last_registered, live_tensors, reset, trial
 from fedtail.protocol import Tensors
 
 
@@ -119,12 +119,16 @@ class SplitModel(nn.Module):
         return self.output(x).features
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all parameters and buffers, under the module's own names."""
+        """Return copies of all parameters and buffers, on the CPU, under the module's own names."""
         with torch.no_grad():
             return {
-                name: tensor.clone(memory_format=torch.contiguous_format)
+                name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for name, tensor in self._live()
             }
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all parameters and buffers."""
+        return frozenset(name for name, _ in self._live())
 
     def load(self, tensors: Tensors) -> None:
         """Copy tensors into the resident model, which must have exactly these names."""
@@ -224,15 +228,4 @@ class SplitModel(nn.Module):
         return size
 
     def _live(self) -> Iterator[tuple[str, Tensor]]:
-        # What `state_dict` holds, in its order, at a quarter of its cost: this runs for every task.
-        for prefix, layer in chain(
-            self.module.named_modules(remove_duplicate=False),
-            self.extra_heads.named_modules(remove_duplicate=False),
-        ):
-            start = f"{prefix}." if prefix else ""
-            for name, parameter in layer._parameters.items():
-                if parameter is not None:
-                    yield start + name, parameter
-            for name, buffer in layer._buffers.items():
-                if buffer is not None and name not in layer._non_persistent_buffers_set:
-                    yield start + name, buffer
+        return chain(live_tensors(self.module), live_tensors(self.extra_heads))
