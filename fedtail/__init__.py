@@ -1,0 +1,1 @@
+"""fedtail: one good global model from decentralised, non-IID and long-tailed data."""

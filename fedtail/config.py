@@ -49,6 +49,25 @@ class Config(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        return handler(cls._completed(value))
+
+    @classmethod
+    def _completed(cls, value: Any) -> Any:
+        """Refuse unknown keys; a component's table without a name stands for the default one."""
+        if not isinstance(value, Mapping):
+            return value
+        completed = dict(value)
+        for key, item in value.items():
+            if key not in cls.model_fields:
+                raise unknown_name("key", str(key), cls.model_fields)
+            default = cls.model_fields[key].default
+            if isinstance(default, Component) and isinstance(item, Mapping) and "name" not in item:
+                completed[key] = {"name": default.name, **item}
+        return completed
+
     def describe(self) -> dict[str, Any]:
         """Return the fields as plain data (what TOML and JSON hold); `None` is left out."""
         values = {field: getattr(self, field) for field in type(self).model_fields}
@@ -83,16 +102,16 @@ class Component(Config):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _by_name(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _check(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, str):
             value = {"name": value}
         if isinstance(value, Mapping) and "name" in value:
             fields = dict(value)
             found = cls.registry[str(fields.pop("name"))]
-            if not issubclass(found, cls):
-                raise FedtailError(f"{cls.registry.kind} '{found.name}' does not fit here")
-            return found.model_validate(fields) if found is not cls else handler(fields)
-        return handler(value)
+            return handler(cls._completed(fields)) if found is cls else found.model_validate(fields)
+        # A parametrised generic (`Method[State]`) stands for its unparametrised class.
+        origin: type[Self] = cls.__pydantic_generic_metadata__["origin"] or cls
+        return value if isinstance(value, origin) else handler(cls._completed(value))
 
     def describe(self) -> dict[str, Any]:
         """Return the name and the fields as plain data."""

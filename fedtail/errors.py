@@ -27,14 +27,11 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:
 def sentence(error: ValidationError, where: str = "") -> str:
     """Turn the first complaint of a pydantic error into one sentence: field, value, what is allowed."""
     first = error.errors(include_url=False)[0]
+    path = ".".join([*([where] if where else []), *map(str, first["loc"])])
     inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, FedtailError) and not first["loc"]:
-        return str(inner)
-    path = ".".join([where] * bool(where) + [str(part) for part in first["loc"]])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key '{path}'"
-    message = str(inner) if inner is not None else first["msg"]
-    message = message[0].lower() + message[1:]
+    if isinstance(inner, FedtailError):
+        return f"{path}: {inner}" if path else str(inner)
     if first["type"] == "missing":
         return f"'{path}' is required"
-    return f"'{path}' = {first['input']!r} is refused: {message}"
+    message = first["msg"]
+    return f"'{path}' = {first['input']!r} is refused: {message[0].lower()}{message[1:]}"

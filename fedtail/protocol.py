@@ -156,7 +156,10 @@ class Client:
     model
         The one resident model; a task loads what it received into it.
     state
-        Named tensors that persist from this client's one task to its next.
+        Named tensors that persist from this client's one task to its next. Replace them, do not
+        change them in place: a client that is dropped keeps the old ones.
+    turn
+        How many tasks this client did earlier in the same round.
     """
 
     id: ClientId
@@ -166,6 +169,7 @@ class Client:
     state: MutableMapping[str, Tensor]
     round: int
     rounds: int
+    turn: int = 0
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -175,5 +179,6 @@ class Client:
         return len(self.counts)
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return a torch generator of this client's and round's own."""
-        return torch_generator(self.seed, f"client/{purpose}", self.round, self.id, device)
+        """Return a torch generator of this task's own."""
+        stream = f"client/{purpose}/{self.turn}"
+        return torch_generator(self.seed, stream, self.round, self.id, device)

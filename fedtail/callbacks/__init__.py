@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from fedtail.callbacks.base import Callback, Record, RunInfo
+from fedtail.callbacks.base import Callback, Record, RunInfo, Snapshot
+from fedtail.callbacks.checkpoint import Checkpoint
 from fedtail.callbacks.jsonl import JsonLines, read_records
 from fedtail.callbacks.mlflow import MLflow
 from fedtail.callbacks.progress import Progress
@@ -18,11 +19,13 @@ trackers: dict[str, Callable[[], Callback]] = {
 
 __all__ = [
     "Callback",
+    "Checkpoint",
     "JsonLines",
     "MLflow",
     "Progress",
     "Record",
     "RunInfo",
+    "Snapshot",
     "TensorBoard",
     "WandB",
     "read_records",

@@ -37,6 +37,15 @@ class RunInfo:
     class_counts: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What a run needs to go on from the end of a round: the server's state and the clients'."""
+
+    round: int
+    state: Any
+    client_states: Mapping[int, Mapping[str, Tensor]]
+
+
 Record = Mapping[str, Any]
 """One round as it stands in ``metrics.jsonl``: plain JSON values, `None` where not evaluated."""
 
@@ -49,6 +58,9 @@ class Callback:
 
     def on_round(self, record: Record) -> None:
         """After each round."""
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """After `on_round`, with everything that the next round starts from."""
 
     def on_warning(self, message: str) -> None:
         """When a client is dropped, or a round keeps the old model."""

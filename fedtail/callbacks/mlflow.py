@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
 from fedtail.callbacks.tracking import flatten, recall, remember, require, scalars
+from fedtail.errors import FedtailError
 
 _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
@@ -42,7 +43,7 @@ class MLflow(Callback):
     def on_start(self, info: RunInfo) -> None:
         """Create the MLflow run, or open the one of the resumed run."""
         self._status = "KILLED"
-        client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        client = self._connect()
         known = recall(info, "mlflow")
         if known is not None:
             client.update_run(known, status="RUNNING")
@@ -70,6 +71,12 @@ class MLflow(Callback):
         if self._client is not None:
             self._client.set_terminated(self._run_id, status=self._status)
             self._client = None
+
+    def _connect(self) -> Any:
+        try:
+            return self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        except self._mlflow.exceptions.MlflowException as error:
+            raise FedtailError(f"MLflow cannot open its store: {error}") from error
 
     def _create(self, client: Any, info: RunInfo) -> str:
         found = client.get_experiment_by_name(self.experiment)

@@ -13,6 +13,12 @@ from torch import Tensor
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 
+MOST_CLASSES = 1_000_000
+"""Labels from here on are taken for a mistake: each class costs a name and a row of weights."""
+
+CHUNK = 65_536
+"""Samples looked at together, so that checks on a large set need little memory."""
+
 
 class Features(Protocol):
     """The inputs of samples: a tensor, or something lazy that decodes on demand.
@@ -83,15 +89,44 @@ class Dataset:
         return tuple(self.train.x.shape[1:])
 
 
+@dataclass(frozen=True)
+class About:
+    """What a list of sources says about one of them."""
+
+    what: str
+    samples: str = "yours"
+    classes: str = "yours"
+    natural_clients: str = "-"
+
+
 class Source(Component):
-    """A named place that data comes from."""
+    """A named place that data comes from.
+
+    A subclass says what it holds (`about`), which model suits it (`default_model`), whether it is
+    here (`located`), how to get it (`advice`), and gives the data (`load`).
+    """
 
     registry: ClassVar[Registry[Source]] = Registry("data source")
     default_model: ClassVar[str] = "mlp"
+    about: ClassVar[About] = About("")
 
     def load(self) -> Dataset:
         """Read, check and return the data."""
         raise FedtailError(f"data source '{self.name}' is abstract")
+
+    def model_for(self, dataset: Dataset) -> str:
+        """Return the name of the model to use when the user names none."""
+        return self.default_model
+
+    @classmethod
+    def located(cls) -> str | None:
+        """Return where the data is on this machine, or `None` if it has to be fetched."""
+        return None
+
+    @classmethod
+    def advice(cls) -> str:
+        """Return what to do to have this data."""
+        return f"fedtail data fetch {cls.name}"
 
 
 def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) -> Tensor:
@@ -99,15 +134,18 @@ def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) 
     labels = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
     if labels.ndim != 1:
         raise FedtailError(f"{where}: labels must be one-dimensional, got shape {labels.shape}")
-    if not np.issubdtype(labels.dtype, np.integer):
-        if labels.dtype.kind != "f" or not np.array_equal(labels, np.trunc(labels)):
-            raise FedtailError(f"{where}: labels must be whole numbers, got {labels.dtype} values")
+    if not np.issubdtype(labels.dtype, np.integer) and not _whole(labels):
+        raise FedtailError(f"{where}: labels must be whole numbers, got {labels.dtype} values")
     if labels.size and labels.min() < 0:
         raise FedtailError(f"{where}: labels must not be negative, found {labels.min():g}")
     if num_classes is not None and labels.size and labels.max() >= num_classes:
         raise FedtailError(
             f"{where}: label {labels.max():g} is beyond the {num_classes} classes "
             f"(allowed: 0 to {num_classes - 1})"
+        )
+    if labels.size and labels.max() >= MOST_CLASSES:
+        raise FedtailError(
+            f"{where}: label {labels.max():g} is too large (allowed: below {MOST_CLASSES})"
         )
     return torch.from_numpy(labels.astype(np.int64))
 
@@ -121,7 +159,7 @@ def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
         )
     if tensor.dtype != torch.uint8:
         tensor = tensor.to(torch.float32)
-        if not bool(torch.isfinite(tensor).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in tensor.split(CHUNK)):
             raise FedtailError(f"{where}: inputs hold NaN or infinite values")
     return tensor.contiguous()
 
@@ -149,5 +187,12 @@ def _as_tensor(x: np.ndarray, where: str) -> Tensor:
     if array.dtype.kind not in "uifb":
         raise FedtailError(f"{where}: inputs must be numbers, got {array.dtype}")
     if array.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(array))
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is then refused
+        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
+
+
+def _whole(labels: np.ndarray) -> bool:
+    if labels.dtype.kind != "f":
+        return False
+    return bool(np.isfinite(labels).all() and np.array_equal(labels, np.trunc(labels)))

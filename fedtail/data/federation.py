@@ -39,12 +39,15 @@ class ClientData:
     def batch(
         self, index: Tensor, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return normalised inputs and labels of some local samples; augmented if a generator is given."""
+        """Return normalised inputs and labels of some local samples.
+
+        They are augmented if a generator is given.
+        """
         x = self.samples.x[self.positions[index]].to(self.device)
         x = normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
-        return x, self.labels[index]
+        return x, self.labels[index].to(self.device)
 
 
 class Federation:
@@ -55,9 +58,16 @@ class Federation:
     """
 
     def __init__(
-        self, dataset: Dataset, parts: Sequence[np.ndarray], augment: Augment | None = None
+        self,
+        dataset: Dataset,
+        parts: Sequence[np.ndarray],
+        augment: Augment | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
+        self.device = torch.device(device)
         self.dataset = dataset
+        self.train = _placed(dataset.train, self.device)
+        self.test = _placed(dataset.test, self.device)
         self.augment = augment or Augment()
         self.order = torch.from_numpy(
             np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
@@ -65,7 +75,6 @@ class Federation:
         self.offsets = torch.tensor(
             [0, *np.cumsum([len(part) for part in parts])], dtype=torch.int64
         )
-        self.device = torch.device("cpu")
         self.mean, self.std = self._normalisation()
 
     def __len__(self) -> int:
@@ -80,9 +89,9 @@ class Federation:
         """Return client k's data."""
         positions = self.order[self.offsets[k] : self.offsets[k + 1]]
         return ClientData(
-            samples=self.dataset.train,
+            samples=self.train,
             positions=positions,
-            labels=self.dataset.train.y[positions].to(self.device),
+            labels=self.train.y[positions],
             mean=self.mean,
             std=self.std,
             augment=self.augment,
@@ -92,20 +101,34 @@ class Federation:
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
         positions = self.order[self.offsets[k] : self.offsets[k + 1]]
-        return torch.bincount(self.dataset.train.y[positions], minlength=self.num_classes)
+        return torch.bincount(self.train.y[positions], minlength=self.num_classes)
 
     def class_counts(self) -> Tensor:
         """Return the class counts of all clients together."""
-        return torch.bincount(self.dataset.train.y[self.order], minlength=self.num_classes)
+        return torch.bincount(self.train.y[self.order], minlength=self.num_classes)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels from one range."""
-        test = self.dataset.test
-        x = test.x[torch.arange(start, min(stop, len(test)))].to(self.device)
-        return normalised(x, self.mean, self.std), test.y[start:stop].to(self.device)
+        x = self.test.x[torch.arange(start, min(stop, len(self.test)))].to(self.device)
+        return normalised(x, self.mean, self.std), self.test.y[start:stop].to(self.device)
+
+    def server_data(self, positions: np.ndarray) -> ServerData | None:
+        """Return the samples at these positions of the training set, for the server; none if empty."""
+        if not len(positions):
+            return None
+        where = torch.from_numpy(positions)
+        x = normalised(self.train.x[where].to(self.device), self.mean, self.std)
+        return ServerData(x, self.train.y[where].to(self.device))
 
     def _normalisation(self) -> tuple[Tensor, Tensor]:
         channels = [1, -1] + [1] * (len(self.dataset.input_shape) - 1)
         mean = torch.tensor(self.dataset.mean or (0.0,), dtype=torch.float32)
         std = torch.tensor(self.dataset.std or (1.0,), dtype=torch.float32)
-        return mean.reshape(channels), std.reshape(channels)
+        return mean.reshape(channels).to(self.device), std.reshape(channels).to(self.device)
+
+
+def _placed(samples: Samples, device: torch.device) -> Samples:
+    """Put inputs on the device, once; labels stay on the CPU, where batches are drawn."""
+    if isinstance(samples.x, Tensor):
+        return Samples(samples.x.to(device), samples.y)
+    return samples

@@ -1,0 +1,82 @@
+"""Tensors or NumPy arrays that are already in Python."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field, SkipValidation
+from torch import Tensor
+
+from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.raw import RAW_KEYS, Array, Raw
+from fedtail.data.sources.own import OwnSource
+
+
+@Source.register("arrays")
+class Arrays(OwnSource):
+    """Inputs and labels in memory: ``Arrays(x_train, y_train, x_test, y_test)``.
+
+    Two of them are equal only if they are the same object, and a description holds shapes only: a
+    run on arrays can be repeated from Python, not from its ``experiment.toml``.
+    """
+
+    about: ClassVar[About] = About("tensors or NumPy arrays in Python")
+
+    x_train: SkipValidation[Array] = Field(repr=False, description="training inputs")
+    y_train: SkipValidation[Array] = Field(repr=False, description="training labels")
+    x_test: SkipValidation[Array | None] = Field(None, repr=False, description="test inputs")
+    y_test: SkipValidation[Array | None] = Field(None, repr=False, description="test labels")
+    classes: tuple[str, ...] | None = Field(None, repr=False, description="class names")
+    client_train: SkipValidation[Array | None] = Field(
+        None, repr=False, description="natural client of each training sample"
+    )
+    client_test: SkipValidation[Array | None] = Field(
+        None, repr=False, description="natural client of each test sample"
+    )
+    clients: tuple[str, ...] | None = Field(None, repr=False, description="names of the clients")
+    scale: float | None = Field(None, description="what inputs are multiplied by")
+
+    def __init__(
+        self,
+        x_train: Any,
+        y_train: Any,
+        x_test: Any = None,
+        y_test: Any = None,
+        **fields: Any,
+    ) -> None:
+        given = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+        for key in ("client_train", "client_test"):
+            given[key] = fields.pop(key, None)
+        arrays = {key: _array(value) for key, value in given.items()}
+        super().__init__(**arrays, **fields)
+
+    def load(self) -> Dataset:
+        """Check and return the arrays."""
+        return self.dataset(Raw(**{key: getattr(self, key) for key in RAW_KEYS}), "arrays")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name and the shapes."""
+        held = {key: getattr(self, key) for key in RAW_KEYS}
+        shapes = {key: list(value.shape) for key, value in held.items() if hasattr(value, "shape")}
+        return {"name": self.name, "shapes": shapes}
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    def located(cls) -> str | None:
+        """Return that the data is with the caller."""
+        return "in Python"
+
+    @classmethod
+    def advice(cls) -> str:
+        """Return how to make one."""
+        return "from Python only: Arrays(x_train, y_train, x_test, y_test)"
+
+
+def _array(value: Any) -> Any:
+    return value if value is None or isinstance(value, Tensor) else np.asarray(value)

@@ -1,0 +1,97 @@
+"""A data set of the Hugging Face hub, or one saved on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.raw import Raw
+from fedtail.data.sources.own import OwnSource, PathText
+from fedtail.errors import FedtailError
+
+
+@Source.register("hf")
+class HuggingFace(OwnSource):
+    """Columns of a Hugging Face data set: images or rows of numbers, labels, perhaps clients."""
+
+    about: ClassVar[About] = About("a Hugging Face data set, by name or saved on disk")
+
+    path: PathText = Field(description="name on the hub, or a folder written by save_to_disk")
+    subset: str | None = Field(None, description="configuration of the data set, if it has several")
+    train_split: str = Field("train", description="split that trains")
+    test_split: str | None = Field(
+        "test", description="split that tests; absent: a seeded share of the training split"
+    )
+    input: str = Field("image", description="column of inputs: images, or lists of numbers")
+    label: str = Field("label", description="column of labels")
+    client: str | None = Field(None, description="column that names each sample's natural client")
+
+    def load(self) -> Dataset:
+        """Read the columns into memory."""
+        splits = self._splits()
+        train = _split(splits, self.train_split, self.path)
+        test = splits.get(self.test_split) if self.test_split else None
+        names = _class_names(train, self._column(train, self.label), self.label)
+        x, y, owner = self._read(train, names)
+        x_test, y_test, owner_test = (None,) * 3 if test is None else self._read(test, names)
+        raw = Raw(x, y, x_test, y_test, names, owner, owner_test)
+        return self.dataset(raw, self.path)
+
+    def _read(
+        self, split: Any, names: Sequence[str] | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        x = [np.asarray(value) for value in self._column(split, self.input)]
+        if len({array.shape for array in x}) > 1:
+            raise FedtailError(f"{self.path}: inputs in column '{self.input}' differ in shape")
+        labels = self._column(split, self.label)
+        if names is not None and isinstance(labels[0], str):
+            number = {name: c for c, name in enumerate(names)}
+            labels = [number.get(name, -1) for name in labels]
+        owner = np.asarray(self._column(split, self.client)) if self.client else None
+        return np.stack(x), np.asarray(labels), owner
+
+    def _column(self, split: Any, column: str) -> list[Any]:
+        if column not in split.column_names:
+            raise FedtailError(
+                f"{self.path} has no column '{column}' (found: {', '.join(split.column_names)})"
+            )
+        return list(split[column])
+
+    def _splits(self) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise FedtailError(
+                "the data source 'hf' needs an extra: run `pip install 'fedtail[hf]'`"
+            ) from error
+        try:
+            if Path(self.path).expanduser().is_dir():
+                return datasets.load_from_disk(str(Path(self.path).expanduser()))
+            return datasets.load_dataset(self.path, self.subset)
+        except (OSError, ValueError) as error:
+            raise FedtailError(f"Hugging Face data set '{self.path}': {error}") from error
+
+    @classmethod
+    def advice(cls) -> str:
+        """Return how to name the data set."""
+        return "data.path=NAME (needs fedtail[hf])"
+
+
+def _split(splits: Any, name: str, where: str) -> Any:
+    if not hasattr(splits, "keys") or name not in splits:
+        found = ", ".join(splits) if hasattr(splits, "keys") else "one without a name"
+        raise FedtailError(f"{where} has no split '{name}' (found: {found})")
+    return splits[name]
+
+
+def _class_names(split: Any, labels: list[Any], column: str) -> list[str] | None:
+    """Return the names a label column carries, or the words it holds, or none for numbers."""
+    names = getattr(split.features[column], "names", None)
+    if names is None and labels and isinstance(labels[0], str):
+        return sorted(set(labels))
+    return names

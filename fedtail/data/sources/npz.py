@@ -1,0 +1,32 @@
+"""The user's own arrays in one ``npz``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.formats.npz import read_npz
+from fedtail.data.sources.own import OwnSource, PathText, existing
+
+
+@Source.register("npz")
+class Npz(OwnSource):
+    """An ``npz`` with x_train, y_train and, if there are any, x_test, y_test, classes,
+    client_train, client_test, clients (their names) and scale. Pickled objects are refused.
+    """
+
+    about: ClassVar[About] = About("your own arrays: x_train, y_train, x_test, y_test, ...")
+
+    path: PathText = Field(description="the file, also looked for in FEDTAIL_DATA")
+
+    def load(self) -> Dataset:
+        """Read, check and return the arrays."""
+        path = existing(self.path, "file")
+        return self.dataset(read_npz(path), str(path))
+
+    @classmethod
+    def advice(cls) -> str:
+        """Return how to name the file."""
+        return "data.path=FILE.npz"

@@ -1,0 +1,91 @@
+"""The embedded engine: all clients on this machine, in one process or a pool of workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fedtail.engines.base import ClientStates, Dropped, Replies, sift
+from fedtail.engines.crew import Crew, Done, Job, Pool, Solo
+from fedtail.engines.workplace import Clock, Workplace
+from fedtail.metrics import Evaluation
+from fedtail.protocol import ClientId, Task, Tensors, Update
+
+
+class Embedded:
+    """Keeps the clients' states, and gives the same bits for any number of workers.
+
+    Parameters
+    ----------
+    place
+        The data, the method and the model.
+    workers
+        How many worker processes; 0 for none.
+    threads
+        How many threads each has.
+    plugins
+        What worker processes import before they start.
+    """
+
+    def __init__(
+        self, place: Workplace, workers: int = 0, threads: int = 1, plugins: Sequence[str] = ()
+    ) -> None:
+        self.states: ClientStates = {}
+        self.crew: Crew = Pool(place, workers, threads, plugins) if workers else Solo(place)
+        self._round = -1
+        self._turns: Counter[ClientId] = Counter()
+
+    def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
+        """Have the tasks done, a client's second task after its first."""
+        states: ClientStates = {}
+        updates: list[Update] = []
+        failed: list[Dropped] = []
+        for wave in self._waves(tasks, round, rounds):
+            jobs = [
+                Job(task, states.get(task.client) or self.states.get(task.client, {}), clock)
+                for task, clock in wave
+            ]
+            for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
+                self._collect(job, done, states, updates, failed)
+        replies = sift(tasks, updates, failed)
+        refused = {dropped.client for dropped in replies.dropped}
+        self.states.update({c: s for c, s in states.items() if s and c not in refused})
+        return replies
+
+    def evaluate(self, tensors: Tensors) -> Evaluation:
+        """Test a model on the global test set."""
+        return self.crew.evaluate(tensors)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.crew.close()
+
+    def _waves(
+        self, tasks: Sequence[Task], round: int, rounds: int
+    ) -> list[list[tuple[Task, Clock]]]:
+        """Sort tasks into waves in which no client stands twice."""
+        if round != self._round:
+            self._round, self._turns = round, Counter()
+        waves: list[list[tuple[Task, Clock]]] = []
+        seen: Counter[ClientId] = Counter()
+        for task in tasks:
+            number = seen[task.client]
+            waves += [[]] if number == len(waves) else []
+            waves[number].append((task, Clock(round, rounds, self._turns[task.client])))
+            seen[task.client] += 1
+            self._turns[task.client] += 1
+        return waves
+
+    def _collect(
+        self,
+        job: Job,
+        done: Done,
+        states: ClientStates,
+        updates: list[Update],
+        failed: list[Dropped],
+    ) -> None:
+        if done.payload is None:
+            failed.append(Dropped(job.task.client, done.reason))
+        else:
+            states[job.task.client] = done.state
+            updates.append(Update(job.task.client, done.payload))

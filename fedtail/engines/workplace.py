@@ -1,0 +1,101 @@
+"""Where tasks are done: the shared data and one resident model, in this process or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.data.federation import Federation
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method
+from fedtail.metrics import Evaluation
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Client, Payload, Task, Tensors
+from fedtail.rng import contained, derive
+
+TEST_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a task happens: the round, and how many tasks its client did in it before."""
+
+    round: int
+    rounds: int
+    turn: int = 0
+
+
+@dataclass
+class Workplace:
+    """Does tasks one after the other. What it gives depends on the task alone.
+
+    Attributes
+    ----------
+    base, model
+        The user's model, and the one that the method trains (often the same).
+    """
+
+    federation: Federation
+    method: Method[Any]
+    base: SplitModel
+    model: SplitModel
+    seed: int
+    device: torch.device
+
+    def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
+        """Do one task for one client; `state` is changed in place."""
+        if task.action not in self.method.actions():
+            raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
+        client = Client(
+            id=task.client,
+            data=self.federation.client(task.client),
+            counts=self.federation.counts(task.client),
+            model=self.model,
+            state=state,
+            round=clock.round,
+            rounds=clock.rounds,
+            turn=clock.turn,
+            seed=self.seed,
+            device=self.device,
+        )
+        # Dropout draws from torch's global stream; see `contained`.
+        stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
+        with contained(stream, self.device):
+            payload: Payload = getattr(self.method, task.action)(task.payload, client)
+        return payload
+
+    def load_tested(self, tensors: Tensors) -> SplitModel:
+        """Put a tested model into the resident model that has its names."""
+        tested = self.base if tensors.keys() == self.base.names() else self.model
+        tested.load(tensors)
+        tested.eval()
+        return tested
+
+    def evaluate(self, tested: SplitModel, start: int, stop: int) -> Evaluation:
+        """Test a loaded model on one range of the test set."""
+        x, y = self.federation.test_batch(start, stop)
+        with torch.inference_mode():
+            return Evaluation.of(tested(x), y, self.federation.num_classes)
+
+    def test_ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges in which the test set is gone through; they do not depend on workers."""
+        samples = len(self.federation.dataset.test)
+        return [(start, start + TEST_BATCH) for start in range(0, samples, TEST_BATCH)]
+
+
+@contextmanager
+def numerics(threads: int) -> Iterator[None]:
+    """Fix what changes bits: the number of threads, and the choice of kernels on a GPU."""
+    before = torch.get_num_threads(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[1:]

@@ -1,0 +1,152 @@
+"""An experiment: one validated description of a run, from Python, TOML or the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, ValidationError, field_validator, model_validator
+from torch import nn
+
+from fedtail.config import Config
+from fedtail.data.augment import Augment
+from fedtail.data.dataset import Source
+from fedtail.data.longtail import NoTail, Tail
+from fedtail.data.partitions import Dirichlet, Partition
+from fedtail.data.sources import Digits
+from fedtail.errors import FedtailError, sentence
+from fedtail.methods import FedAvg, Method
+from fedtail.metrics import RankGroups, ShotGroups
+from fedtail.models import ModelSpec
+
+ModelLike = ModelSpec | nn.Module | Callable[..., nn.Module]
+
+
+class Experiment(Config):
+    """Everything that decides what a run computes.
+
+    Sections (`method`, `data`, `model`, `tail`, `partition`, ...) are components: a name with
+    fields of its own, written ``section.field=value`` on the command line.
+    """
+
+    method: Method[Any] = Field(FedAvg(), description="what is trained, and how")
+    data: Source = Field(Digits(), description="where the samples come from")
+    model: Any = Field(None, description="the network; by default one that fits the data")
+    tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
+    partition: Partition = Field(Dirichlet(), description="how samples are shared out to clients")
+    augment: Augment = Field(Augment(), description="random changes of training images")
+    groups: ShotGroups = Field(RankGroups(), description="which classes are many-, medium-, few-shot")
+    clients: int | None = Field(
+        None, ge=1, description="how many clients; by default 10, or all that the data itself has"
+    )
+    per_round: int | None = Field(None, ge=1, description="clients in a round; by default all")
+    rounds: int = Field(20, ge=1, description="how many rounds")
+    seed: int = Field(0, ge=0, description="everything random derives from it")
+    workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
+    threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where models train")
+    min_clients: int = Field(1, ge=1, description="stop the run if fewer valid updates come in")
+    eval_every: int = Field(1, ge=1, description="test after every so many rounds, and the last")
+    checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
+    server_per_class: int = Field(
+        0, ge=0, description="samples of each class that the server holds and no client does"
+    )
+    plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        (), description="trackers that are told each round's numbers"
+    )
+    name: str = Field("", description="what the run is called; by default data, method and seed")
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model(cls, value: Any) -> Any:
+        if isinstance(value, str | Mapping):
+            return ModelSpec.model_validate(value)
+        if value is None or isinstance(value, ModelSpec | nn.Module) or callable(value):
+            return value
+        raise FedtailError("a model is a registered name, an nn.Module or a function that makes one")
+
+    @model_validator(mode="after")
+    def _cohort(self) -> Self:
+        if self.clients is not None and self.per_round is not None and self.per_round > self.clients:
+            raise FedtailError(
+                f"per_round = {self.per_round} is more than the {self.clients} clients there are"
+            )
+        if self.min_clients > (self.per_round or self.clients or self.min_clients):
+            raise FedtailError(f"min_clients = {self.min_clients} is more than a round has")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What the run is called."""
+        return self.name or f"{self.data.name}-{self.method.name}-seed{self.seed}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the experiment as plain data; a model made in Python is named, not described."""
+        model = self.model
+        plain = super().describe()
+        if model is not None and not isinstance(model, ModelSpec):
+            plain["model"] = {"python": getattr(model, "__name__", type(model).__name__)}
+        return plain
+
+    def to_toml(self) -> str:
+        """Return the experiment as TOML."""
+        return tomli_w.dumps(self.describe())
+
+
+def load_experiment(path: Path) -> dict[str, Any]:
+    """Return the plain data of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FedtailError(f"cannot read '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"'{path}' is not valid TOML: {error}") from None
+
+
+def make_experiment(plain: Mapping[str, Any]) -> Experiment:
+    """Return the experiment that plain data describes, or one sentence about what is wrong."""
+    for section in ("data", "model"):
+        if isinstance(plain.get(section), Mapping) and "python" in plain[section]:
+            raise FedtailError(
+                f"this run's {section} was made in Python; resume it there, with "
+                "fedtail.run(experiment, out=..., resume=True)"
+            )
+    try:
+        return Experiment.model_validate(plain)
+    except ValidationError as error:
+        raise FedtailError(sentence(error)) from None
+
+
+def override(plain: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``section.field`` in plain data, in place."""
+    *sections, last = path.split(".")
+    at = plain
+    for section in sections:
+        inner = at.get(section, {})
+        at[section] = {"name": inner} if isinstance(inner, str) else dict(inner)
+        at = at[section]
+    # Naming a component anew forgets the fields of the one that stood there.
+    at[last] = value
+
+
+def parse_value(text: str) -> Any:
+    """Read a value from the command line as TOML does, and anything else as text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_overrides(items: Iterable[str]) -> list[tuple[str, Any]]:
+    """Read ``section.field=value`` words."""
+    pairs = []
+    for item in items:
+        path, equals, text = item.partition("=")
+        if not equals or not path:
+            raise FedtailError(f"'{item}' is not of the form section.field=value")
+        pairs.append((path.strip(), parse_value(text.strip())))
+    return pairs

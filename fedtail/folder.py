@@ -1,0 +1,119 @@
+"""A run folder: the description, the split, the numbers, the checkpoint and the model, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from fedtail.engines.wire import pack_tensors
+from fedtail.errors import FedtailError
+from fedtail.files import make_folder, write_atomic
+from fedtail.version import __version__
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps what it makes."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The description, as TOML."""
+        return self.path / "experiment.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What a resumed run starts from."""
+        return self.path / "checkpoint"
+
+    @property
+    def model(self) -> Path:
+        """The model that is tested and shipped; there when the run is finished."""
+        return self.path / "model.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.model.exists()
+
+    def must_be_new(self) -> None:
+        """Refuse a folder that already holds something."""
+        if self.experiment.exists():
+            raise FedtailError(
+                f"'{self.path}' already holds a run: go on with it (fedtail run --resume {self.path}) "
+                "or choose another --out"
+            )
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise FedtailError(f"'{self.path}' is not an empty folder; choose another --out")
+
+    def must_be_a_run(self) -> None:
+        """Refuse to resume what is not a run folder."""
+        if not self.experiment.is_file():
+            raise FedtailError(f"'{self.path}' is not a run folder: it has no experiment.toml")
+
+    def begin(self, experiment: str, split: str, numerics: Mapping[str, Any]) -> None:
+        """Write what is known before the first round."""
+        make_folder(self.path)
+        write_atomic(self.path / "split.json", split)
+        write_atomic(self.path / "env.json", json.dumps({**environment(), **numerics}, indent=1))
+        # Last: a folder with a description is a run that can be resumed.
+        write_atomic(self.experiment, experiment)
+
+    def finish(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the model."""
+        write_atomic(self.model, pack_tensors(tensors))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rounds so far."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+def free_folder(parent: Path, name: str) -> RunFolder:
+    """Return a folder of that name that does not exist yet, numbered if it must be."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
+    return RunFolder(next(parent / n for n in names if not (parent / n).exists()))
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to run the same thing again."""
+    return {
+        "fedtail": __version__,
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of a source checkout; an installed package has its version."""
+    source = Path(__file__).parents[1]
+    if not (source / ".git").exists():
+        return None
+    command = ["git", "-C", str(source), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

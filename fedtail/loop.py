@@ -1,0 +1,310 @@
+"""The loop: it knows no method, and no method knows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from fedtail.callbacks import Callback, Checkpoint, JsonLines, RunInfo, Snapshot, read_records, trackers
+from fedtail.engines import Dropped, Embedded, Engine
+from fedtail.engines.workplace import numerics
+from fedtail.errors import RunStopped
+from fedtail.experiment import Experiment
+from fedtail.folder import RunFolder
+from fedtail.metrics import scores
+from fedtail.protocol import Exchange, Server
+from fedtail.setting import Setting, prepare
+from fedtail.state import digest
+
+S = TypeVar("S")
+SCORES = (
+    "accuracy", "balanced_accuracy", "many", "medium", "few", "tail",
+    "worst_class", "per_class", "loss", "ece",
+)
+
+
+@dataclass
+class Ledger:
+    """What one round's exchanges cost, and who took part.
+
+    Attributes
+    ----------
+    traffic
+        Bytes to and from each client.
+    clients
+        Whose update was used.
+    dropped
+        Whose was not, and why.
+    kept
+        Whether an exchange brought nothing, so that the old state was kept.
+    """
+
+    traffic: dict[int, list[int]] = field(default_factory=dict)
+    clients: set[int] = field(default_factory=set)
+    dropped: list[Dropped] = field(default_factory=list)
+    kept: bool = False
+
+    def count(self, client: int, direction: int, nbytes: int) -> None:
+        """Add bytes sent down (0) or up (1)."""
+        self.traffic.setdefault(client, [0, 0])[direction] += nbytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves.
+
+    Attributes
+    ----------
+    history
+        One record a round, as in ``metrics.jsonl``.
+    tensors
+        The model that is tested and shipped, by the names of the user's own module.
+    network
+        That model, loaded.
+    state
+        The server's state after the last round.
+    folder
+        The run folder, if there is one.
+    """
+
+    history: list[dict[str, Any]]
+    tensors: dict[str, Tensor]
+    network: nn.Module
+    state: Any
+    folder: Path | None
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The last round's record."""
+        return self.history[-1]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model: equal runs have equal digests."""
+        return digest(self.tensors)
+
+
+def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
+    """Carry one generator of a method through: tasks out, updates in, until it returns a state.
+
+    If an exchange brings no valid update, the state stays as it was.
+    """
+    try:
+        tasks = next(exchange)
+        while True:
+            replies = engine.perform(tasks, server.round, server.rounds)
+            for task in tasks:
+                ledger.count(task.client, 0, task.payload.nbytes)
+            for update in replies.updates:
+                ledger.count(update.client, 1, update.payload.nbytes)
+            ledger.dropped += replies.dropped
+            ledger.clients.update(update.client for update in replies.updates)
+            if tasks and not replies.updates:
+                ledger.kept = True
+                exchange.close()
+                return state
+            tasks = exchange.send(replies.updates)
+    except StopIteration as stop:
+        new: S = stop.value
+        return new
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    experiment
+        What to run.
+    out
+        The run folder; without one, nothing is written.
+    resume
+        Go on with the run in `out` from its last checkpoint.
+    callbacks
+        What watches.
+
+    Returns
+    -------
+    Result
+        The history, the model and the last state.
+    """
+    folder = None if out is None else RunFolder(Path(out))
+    if folder is not None:
+        folder.must_be_a_run() if resume else folder.must_be_new()
+    # 1. Everything is loaded and checked before anything is written.
+    setting = prepare(experiment)
+    with ExitStack() as stack:
+        stack.enter_context(numerics(experiment.threads))
+        engine = Embedded(
+            setting.workplace(), experiment.workers, experiment.threads, experiment.plugins
+        )
+        stack.callback(engine.close)
+        watchers = [*callbacks, *own_callbacks(experiment, folder)]
+        for watcher in watchers:
+            stack.callback(watcher.close)
+        return Loop(setting, engine, folder, watchers).run(resume)
+
+
+def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
+    """Return what every run with a folder has, and the trackers that were asked for."""
+    chosen: list[Callback] = [trackers[name]() for name in experiment.track]
+    if folder is not None:
+        chosen += [
+            JsonLines(folder.metrics),
+            Checkpoint(folder.checkpoint, experiment.checkpoint_every),
+        ]
+    return chosen
+
+
+@dataclass
+class Loop:
+    """One run, as it goes."""
+
+    setting: Setting
+    engine: Engine
+    folder: RunFolder | None
+    callbacks: Sequence[Callback]
+
+    def run(self, resume: bool) -> Result:
+        """Run all rounds that are left."""
+        experiment, method = self.setting.experiment, self.setting.method
+        # 2. The state before round 1, or that of the last checkpoint.
+        server = self.setting.server(0)
+        state = method.init(self.setting.model, server)
+        saved = self.restore(type(state)) if resume else None
+        carried = Ledger()
+        history: list[dict[str, Any]] = []
+        if saved is None:
+            self.begin()
+            state = drive(method.setup(state, server), state, self.engine, server, carried)
+            if carried.kept:
+                raise RunStopped("no client answered the preliminary exchange")
+        else:
+            state, history = saved.state, self.history(saved.round)
+            self.engine.states.update(saved.client_states)  # type: ignore[arg-type]
+        self.tell_start(saved.round if saved else 0)
+        for number in range(len(history) + 1, experiment.rounds + 1):
+            # 3. The exchanges of the round, then the test, then everything that watches.
+            began = time.perf_counter()
+            server = self.setting.server(number)
+            ledger, carried = carried, Ledger()
+            state = drive(method.round(state, server), state, self.engine, server, ledger)
+            self.complain(number, ledger)
+            record = self.record(number, state, server, ledger, began)
+            history.append(record)
+            for callback in self.callbacks:
+                callback.on_round(record)
+            snapshot = Snapshot(number, state, dict(self.engine.states))
+            for callback in self.callbacks:
+                callback.on_snapshot(snapshot)
+        # 4. What is shipped.
+        return self.end(state, history)
+
+    def restore(self, kind: type[Any]) -> Snapshot | None:
+        """Return what the run's checkpoint holds, if it got that far."""
+        return next((c.load(kind) for c in self.callbacks if isinstance(c, Checkpoint)), None)
+
+    def history(self, rounds: int) -> list[dict[str, Any]]:
+        """Return the records of the rounds that the checkpoint stands on."""
+        return [] if self.folder is None else read_records(self.folder.metrics, until=rounds)
+
+    def begin(self) -> None:
+        """Write what is known before the first round."""
+        if self.folder is not None and not self.folder.experiment.exists():
+            experiment = self.setting.experiment
+            facts = {"threads": experiment.threads, "device": str(self.setting.device)}
+            self.folder.begin(experiment.to_toml(), self.setting.split.to_json(), facts)
+
+    def tell_start(self, done: int) -> None:
+        """Tell the callbacks what is to come."""
+        experiment = self.setting.experiment
+        info = RunInfo(
+            name=experiment.title,
+            settings=experiment.describe(),
+            rounds=experiment.rounds,
+            done=done,
+            folder=None if self.folder is None else self.folder.path,
+            classes=self.setting.dataset.classes,
+            class_counts=self.setting.class_counts,
+        )
+        for callback in self.callbacks:
+            callback.on_start(info)
+
+    def complain(self, number: int, ledger: Ledger) -> None:
+        """Warn of what went wrong in a round, and stop if too little went right."""
+        messages = [
+            f"round {number}: client {d.client} is left out: {d.reason}" for d in ledger.dropped
+        ]
+        if ledger.kept:
+            messages.append(f"round {number}: no valid update, the model stays as it was")
+        for message in messages:
+            for callback in self.callbacks:
+                callback.on_warning(message)
+        least = self.setting.experiment.min_clients
+        if len(ledger.clients) < least and least > 1:
+            raise RunStopped(
+                f"round {number} has {len(ledger.clients)} valid updates, fewer than min_clients = {least}"
+            )
+
+    def record(
+        self, number: int, state: Any, server: Server, ledger: Ledger, began: float
+    ) -> dict[str, Any]:
+        """Return the round's line of ``metrics.jsonl``."""
+        last = number == server.rounds
+        tested = last or number % self.setting.experiment.eval_every == 0
+        extra = Ledger()
+        found = self.test(state, server, extra) if tested else dict.fromkeys(SCORES)
+        cost = [ledger, extra] if last else [ledger]
+        traffic = [client for part in cost for client in part.traffic.values()]
+        return {
+            "round": number,
+            **found,
+            "bytes_up": sum(up for _, up in traffic),
+            "bytes_down": sum(down for down, _ in traffic),
+            "seconds": time.perf_counter() - began,
+            "clients": sorted(ledger.clients),
+            "dropped": [{"client": d.client, "reason": d.reason} for d in ledger.dropped],
+            "traffic": {str(client): ledger.traffic[client] for client in sorted(ledger.traffic)},
+            "method": dict(server.logged),
+        }
+
+    def test(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Any]:
+        """Score what would be shipped if training ended here."""
+        final = self.finalized(state, server, ledger)
+        evaluation = self.engine.evaluate(self.setting.method.eval_model(final))
+        return scores(evaluation, self.setting.experiment.groups, self.setting.class_counts)
+
+    def finalized(self, state: Any, server: Server, ledger: Ledger) -> Any:
+        """Hold the exchanges that come after training, on a copy: clients forget them again."""
+        states = dict(self.engine.states)
+        final = drive(
+            self.setting.method.finalize(state, server), state, self.engine, server, ledger
+        )
+        self.engine.states.clear()
+        self.engine.states.update(states)
+        return final
+
+    def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
+        """Ship the model and tell everyone."""
+        method = self.setting.method
+        server = self.setting.server(self.setting.experiment.rounds)
+        tensors = dict(method.eval_model(self.finalized(state, server, Ledger())))
+        if self.folder is not None:
+            self.folder.finish(tensors)
+        for callback in self.callbacks:
+            callback.on_end(history[-1], tensors)
+        network = self.setting.workplace().load_tested(tensors)
+        path = None if self.folder is None else self.folder.path
+        return Result(history, tensors, network.module, state, path)

@@ -1,0 +1,42 @@
+"""What a local loss is given, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
+from fedtail.models.split import Output
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """What a loss may know beside the batch.
+
+    Attributes
+    ----------
+    counts
+        The client's own class counts n_c, float; zero for absent classes.
+    prior
+        Class counts π_c up to a factor, from the method's `ClassPrior`: local, global or estimated.
+    round, rounds
+        Where training stands, for losses that change over time.
+    """
+
+    counts: Tensor
+    prior: Tensor
+    round: int
+    rounds: int
+
+
+class LocalLoss(Component):
+    """A loss of one batch: a mean over its samples."""
+
+    registry: ClassVar[Registry[LocalLoss]] = Registry("loss")
+
+    def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
+        """Return the loss."""
+        raise FedtailError(f"loss '{self.name}' is abstract")

@@ -1,0 +1,18 @@
+"""Cross-entropy: −log softmax(z)_y."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedtail.losses.base import LocalLoss, LossContext
+from fedtail.models.split import Output
+
+
+@LocalLoss.register("cross_entropy")
+class CrossEntropy(LocalLoss):
+    """−log softmax(z)_y, averaged over the batch."""
+
+    def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
+        """Return the loss."""
+        return functional.cross_entropy(output.logits, y)

@@ -1,0 +1,89 @@
+"""What a method is: hyper-parameters with a server half and a client half, and no I/O.
+
+A new method derives from `FedAvg` (`fedavg.py`) and overrides what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
+
+from fedtail.config import Component, Registry
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, Update
+
+S = TypeVar("S")
+Action = Callable[[Payload, Client], Payload]
+F = TypeVar("F", bound=Callable[..., Payload])
+
+
+def action(function: F) -> F:
+    """Mark a function of the client half as one that a task may name.
+
+    A task arrives over a network; only marked functions (and their overrides) can be called by it.
+    """
+    function.__dict__["is_action"] = True
+    return function
+
+
+class Method(Component, Generic[S]):
+    """The server half goes from state to state; the client half from payload to payload.
+
+    Attributes
+    ----------
+    family
+        Which shelf it stands on in `fedtail methods`.
+    paper
+        Authors, title, venue.
+    needs
+        What it needs beyond FedAvg: server data, revealed class counts, ...
+    traffic
+        What it sends beyond FedAvg, in words.
+    """
+
+    registry: ClassVar[Registry[Method[object]]] = Registry("method")
+    family: ClassVar[str]
+    paper: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    traffic: ClassVar[str] = "none"
+
+    @classmethod
+    def actions(cls) -> frozenset[str]:
+        """Return the names that a task may name."""
+        marked = (
+            name
+            for parent in cls.__mro__
+            for name, item in vars(parent).items()
+            if getattr(item, "is_action", False)
+        )
+        return frozenset(marked)
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Return the model that this method trains: the user's, or one made from it."""
+        return base
+
+    def init(self, model: SplitModel, server: Server) -> S:
+        """Return the state before the first round."""
+        raise NotImplementedError("abstract: derive from FedAvg")
+
+    def setup(self, s: S, server: Server) -> Exchange[S]:
+        """Hold the preliminary exchanges, once; none by default."""
+        yield from ()
+        return s
+
+    def round(self, s: S, server: Server) -> Exchange[S]:
+        """Hold the exchanges of one round."""
+        raise NotImplementedError("abstract: derive from FedAvg")
+
+    def aggregate(self, s: S, updates: list[Update], server: Server) -> S:
+        """Return the state after the updates of one exchange (at least one)."""
+        raise NotImplementedError("abstract: derive from FedAvg")
+
+    def finalize(self, s: S, server: Server) -> Exchange[S]:
+        """Hold the exchanges that come after training; run on a copy, at evaluation time."""
+        yield from ()
+        return s
+
+    def eval_model(self, s: S) -> Tensors:
+        """Return what is tested and shipped; it may differ from what is trained."""
+        raise NotImplementedError("abstract: derive from FedAvg")

@@ -1,0 +1,248 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", AISTATS 2017.
+
+Each round the server sends the model to a cohort, the clients train it on their own data, and the
+server averages what comes back, weighted by the number of samples. Every other method derives from
+this one and overrides a hook: `prepare`, `batch_loss`, `after_backward`, `after_step` on the client,
+`broadcast`, `round`, `aggregate` on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedtail.losses import CrossEntropy, LocalLoss, LossContext
+from fedtail.methods.base import Method, action
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, Update, grouped
+from fedtail.training import (
+    BatchSampler,
+    ClassPrior,
+    LocalPrior,
+    LocalTraining,
+    Shuffled,
+    normalisable,
+    weighted_mean,
+)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    model
+        The global model's parameters and buffers.
+    prior
+        Class counts that the clients are told, if the method's prior needs telling.
+    """
+
+    model: dict[str, Tensor]
+    prior: Tensor | None = None
+
+
+@dataclass
+class LocalRun:
+    """One client's training, as the hooks see it.
+
+    Attributes
+    ----------
+    aux
+        Whatever `prepare` of the method made.
+    steps
+        Batches done so far.
+    """
+
+    client: Client
+    payload: Payload
+    model: SplitModel
+    context: LossContext
+    optimizer: torch.optim.Optimizer
+    aux: Any = None
+    steps: int = 0
+
+
+M = TypeVar("M", bound=ModelState)
+
+
+@Method.register("fedavg")
+class FedAvg(Method[M], Generic[M]):
+    """Train locally, average by sample count."""
+
+    family: ClassVar[str] = "averaging"
+    paper: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
+        "AISTATS 2017"
+    )
+
+    local: LocalTraining = Field(LocalTraining(), description="optimiser, rate, epochs, batch size")
+    loss: LocalLoss = Field(CrossEntropy(), description="the loss that clients minimise")
+    sampler: BatchSampler = Field(Shuffled(), description="how clients draw their batches")
+    prior: ClassPrior = Field(LocalPrior(), description="the class prior of prior-based losses")
+    buffers: Literal["average", "local", "first"] = Field(
+        "average",
+        description="BatchNorm statistics: averaged like weights; kept by each client, their average "
+        "used for testing only; or taken from the first client of the cohort",
+    )
+    server_lr: float = Field(1.0, gt=0, description="step from the old model towards the average")
+
+    # Server half
+
+    def init(self, model: SplitModel, server: Server) -> M:
+        """Start from the model's initial weights."""
+        return self.new_state(model.tensors())
+
+    def new_state(self, tensors: dict[str, Tensor]) -> M:
+        """Return the state around initial weights; methods with a larger state override this."""
+        return cast(M, ModelState(tensors))
+
+    def setup(self, s: M, server: Server) -> Exchange[M]:
+        """Let the prior ask what it needs."""
+        prior = yield from self.prior.setup(s.model, server)
+        return replace(s, prior=prior)
+
+    def round(self, s: M, server: Server) -> Exchange[M]:
+        """One exchange with one cohort."""
+        payload = self.broadcast(s, server)
+        updates = yield [Task(client, "train", payload) for client in server.cohort()]
+        return self.aggregate(s, updates, server)
+
+    def broadcast(self, s: M, server: Server) -> Payload:
+        """Return what the cohort is sent."""
+        prior = {} if s.prior is None else {"prior/counts": s.prior}
+        return Payload({**grouped("model", s.model), **prior})
+
+    def aggregate(self, s: M, updates: list[Update], server: Server) -> M:
+        """w ← w + η_s (Σ n_k w_k / Σ n_k − w)."""
+        weights = [float(update.payload.scalars["samples"]) for update in updates]
+        if not sum(weights):
+            return s
+        mean = weighted_mean([update.payload.group("model") for update in updates], weights)
+        if self.buffers == "first":
+            parameters = server.model.parameter_names()
+            first = updates[0].payload.group("model")
+            mean = {name: mean[name] if name in parameters else first[name] for name in mean}
+        return replace(s, model=self.server_step(s.model, mean, server))
+
+    def server_step(self, old: Tensors, mean: Tensors, server: Server) -> dict[str, Tensor]:
+        """Move the parameters from the old model towards the mean; buffers take the mean itself."""
+        if self.server_lr == 1.0:
+            return dict(mean)
+        parameters = server.model.parameter_names()
+        return {
+            name: torch.lerp(old[name], new, self.server_lr) if name in parameters else new
+            for name, new in mean.items()
+        }
+
+    def eval_model(self, s: M) -> Tensors:
+        """The global model."""
+        return s.model
+
+    # Client half
+
+    @action
+    def inform(self, payload: Payload, client: Client) -> Payload:
+        """Answer the preliminary question of the prior."""
+        return self.prior.report(payload, client)
+
+    @action
+    def train(self, payload: Payload, client: Client) -> Payload:
+        """Train the received model on the local data and send it back."""
+        self.load(payload, client)
+        run = self.start(payload, client)
+        generator, augmentation = client.generator("batches"), client.generator("augment")
+        norms = run.model.batch_norms()
+        run.model.train()
+        for index in self.local.batches(self.sampler, client.data.labels, generator, bool(norms)):
+            x, y = client.data.batch(index, augmentation)
+            with normalisable(norms, len(y)):
+                self.step(run, x, y)
+            run.steps += 1
+        self.keep_buffers(client)
+        return self.reply(run)
+
+    def load(self, payload: Payload, client: Client) -> None:
+        """Put the received model into the resident one, with the client's own buffers if it keeps them."""
+        own = {n.removeprefix("buffer/"): t for n, t in client.state.items() if n.startswith("buffer/")}
+        client.model.load({**payload.group("model"), **own})
+
+    def keep_buffers(self, client: Client) -> None:
+        """Under the policy "local", remember the client's BatchNorm statistics for its next round."""
+        if self.buffers == "local":
+            parameters = client.model.parameter_names()
+            tensors = client.model.tensors()
+            own = {name: t for name, t in tensors.items() if name not in parameters}
+            client.state.update(grouped("buffer", own))
+
+    def start(self, payload: Payload, client: Client) -> LocalRun:
+        """Return the local run, with a new optimiser and what `prepare` makes."""
+        told = payload.tensors.get("prior/counts")
+        context = LossContext(
+            counts=client.counts.to(client.device, torch.float32),
+            prior=self.prior.counts(told, client).to(client.device),
+            round=client.round,
+            rounds=client.rounds,
+        )
+        trained = [p for p in client.model.parameters() if p.requires_grad]
+        optimizer = self.local.make_optimizer(trained, client.round, client.rounds)
+        run = LocalRun(client, payload, client.model, context, optimizer)
+        run.aux = self.prepare(run)
+        return run
+
+    def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
+        """One batch: loss, gradient, clipping, optimiser, with the hooks between."""
+        run.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.batch_loss(run, x, y))
+        self.after_backward(run)
+        if self.local.clip is not None:
+            nn.utils.clip_grad_norm_(run.model.parameters(), self.local.clip)
+        run.optimizer.step()
+        self.after_step(run)
+
+    def prepare(self, run: LocalRun) -> Any:
+        """Make what the other hooks need, once a task; it is theirs as ``run.aux``."""
+        return None
+
+    def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of one batch."""
+        return self.loss(run.model.output(x), y, run.context)
+
+    def after_backward(self, run: LocalRun) -> None:
+        """Change gradients before they are clipped and used."""
+
+    def after_step(self, run: LocalRun) -> None:
+        """Change weights after the optimiser did."""
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Return what the client sends back."""
+        return Payload(
+            grouped("model", run.model.tensors()),
+            {"samples": len(run.client.data), "steps": run.steps},
+            summable=frozenset({"model"}),
+        )
+
+    @action
+    def evaluate(self, payload: Payload, client: Client) -> Payload:
+        """Test the received model on the client's own samples: correct ones and samples of each class."""
+        self.load(payload, client)
+        correct = torch.zeros(client.num_classes, dtype=torch.int64)
+        loss = 0.0
+        client.model.eval()
+        with torch.no_grad():
+            for index in torch.split(torch.arange(len(client.data)), 500):
+                x, y = client.data.batch(index)
+                logits = client.model(x)
+                hit = (logits.argmax(dim=1) == y).cpu()
+                correct += torch.bincount(y.cpu()[hit], minlength=client.num_classes)
+                loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+        return Payload(
+            {"correct/classes": correct, "count/classes": client.counts},
+            {"samples": len(client.data), "loss": loss},
+            summable=frozenset({"correct", "count"}),
+        )

@@ -1,0 +1,118 @@
+"""From a description to the real things: data, split, model, all checked before work starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedtail.data.dataset import Dataset
+from fedtail.data.federation import Federation, ServerData
+from fedtail.data.partitions import Natural
+from fedtail.data.split import Split, make_split
+from fedtail.engines import Workplace
+from fedtail.errors import FedtailError
+from fedtail.experiment import Experiment
+from fedtail.metrics import ShotGroups
+from fedtail.methods import Method
+from fedtail.models import build
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Server
+from fedtail.rng import contained, derive
+
+DEFAULT_CLIENTS = 10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The real things behind an experiment."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    federation: Federation
+    base: SplitModel
+    model: SplitModel
+    device: torch.device
+
+    @property
+    def method(self) -> Method[Any]:
+        """The method."""
+        return self.experiment.method
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """How many training samples of each class all clients hold together."""
+        return tuple(self.federation.class_counts().tolist())
+
+    def server(self, round: int) -> Server:
+        """Return the server of one round."""
+        clients = range(len(self.federation))
+        return Server(
+            round=round,
+            rounds=self.experiment.rounds,
+            clients=clients,
+            per_round=self.experiment.per_round or len(clients),
+            num_classes=self.dataset.num_classes,
+            model=self.model,
+            seed=self.experiment.seed,
+            device=self.device,
+            data=self.federation.server_data(self.split.server),
+        )
+
+    def workplace(self) -> Workplace:
+        """Return the place where tasks are done."""
+        return Workplace(
+            self.federation, self.method, self.base, self.model, self.experiment.seed, self.device
+        )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name; "auto" takes a GPU if there is one."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    if not available[name]:
+        raise FedtailError(f"device '{name}' is not available here (available: cpu, auto)")
+    return torch.device(name)
+
+
+def share_out(experiment: Experiment, dataset: Dataset) -> Split:
+    """Cut the tail and share the samples out to clients."""
+    natural = isinstance(experiment.partition, Natural)
+    clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
+    return make_split(
+        dataset.train.y.numpy(),
+        dataset.num_classes,
+        experiment.tail,
+        experiment.partition,
+        clients,
+        experiment.seed,
+        owner=dataset.client_train,
+        server_per_class=experiment.server_per_class,
+    )
+
+
+def prepare(experiment: Experiment) -> Setting:
+    """Load the data, make the split, build and check the model. Nothing is written."""
+    device = choose_device(experiment.device)
+    dataset = experiment.data.load()
+    split = share_out(experiment, dataset)
+    if (experiment.per_round or 1) > len(split.parts):
+        raise FedtailError(
+            f"per_round = {experiment.per_round} is more than the {len(split.parts)} clients there are"
+        )
+    federation = Federation(dataset, split.parts, experiment.augment, device)
+    spec = experiment.model or experiment.data.model_for(dataset)
+    with contained(derive(experiment.seed, "model")):
+        base = build(spec, dataset.input_shape, dataset.num_classes)
+        model = experiment.method.build_model(base)
+    base.to(device)
+    model.to(device)
+    base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
+    return Setting(experiment, dataset, split, federation, base, model, device)

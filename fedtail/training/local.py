@@ -1,0 +1,106 @@
+"""How a client trains: optimiser, how long, in which batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedtail.config import Config
+from fedtail.errors import FedtailError
+from fedtail.training.samplers import BatchSampler
+from fedtail.training.schedule import Constant, Schedule
+
+
+class LocalTraining(Config):
+    """Optimiser and length of local training. A new optimiser is made for every task."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="which torch optimiser")
+    lr: float = Field(0.05, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd; the buffer starts anew each round")
+    nesterov: bool = Field(False, description="Nesterov's form of momentum")
+    weight_decay: float = Field(0.0, ge=0, description="L2 decay of the weights")
+    epochs: float = Field(1.0, gt=0, description="passes over the local data; may be a fraction")
+    steps: int | None = Field(None, ge=1, description="number of batches, instead of epochs")
+    batch_size: int = Field(32, ge=1, description="samples in a batch")
+    clip: float | None = Field(None, gt=0, description="largest global gradient norm")
+    schedule: Schedule = Field(Constant(), description="learning rate over rounds")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise FedtailError("nesterov needs momentum above 0")
+        if self.momentum and self.optimizer != "sgd":
+            raise FedtailError(f"momentum is for sgd; {self.optimizer} has its own")
+        return self
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Return the learning rate of one round."""
+        return self.lr * self.schedule.factor(round, rounds)
+
+    def make_optimizer(
+        self, parameters: Iterable[nn.Parameter], round: int, rounds: int
+    ) -> torch.optim.Optimizer:
+        """Return a new optimiser for one task."""
+        rate = self.rate(round, rounds)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters,
+                lr=rate,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+            )
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=rate, weight_decay=self.weight_decay)
+
+    def batches(
+        self, sampler: BatchSampler, labels: Tensor, generator: torch.Generator, pairs: bool
+    ) -> Iterator[Tensor]:
+        """Yield positions of local samples, batch by batch, for the whole task.
+
+        With `pairs`, a last batch of one sample joins the batch before it (see `normalisable`).
+        """
+        if not len(labels):
+            return iter(())
+        epochs = count() if self.steps else range(math.ceil(self.epochs))
+        every = (
+            batch
+            for epoch in epochs
+            for batch in _cut(self._part(sampler.order(labels, generator), epoch), self.batch_size, pairs)
+        )
+        return islice(every, self.steps)
+
+    def _part(self, order: Tensor, epoch: int) -> Tensor:
+        share = 1.0 if self.steps else min(1.0, self.epochs - epoch)
+        return order[: math.ceil(share * len(order))]
+
+
+def _cut(order: Tensor, size: int, pairs: bool) -> list[Tensor]:
+    batches = list(torch.split(order, size))
+    if pairs and size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+@contextmanager
+def normalisable(norms: list[nn.Module], size: int) -> Iterator[None]:
+    """Let BatchNorm use its running statistics for a batch of one sample.
+
+    One sample has no variance, so a client with a single sample (or a batch size of 1) would fail
+    or be normalised to zero; the running statistics are the best there is then.
+    """
+    single = size == 1
+    for norm in norms if single else ():
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms if single else ():
+            norm.train()

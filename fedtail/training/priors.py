@@ -1,0 +1,59 @@
+"""Where the class prior π comes from that a prior-based loss uses.
+
+Local: each client's own counts, nothing is sent. Global: every client reports its counts once, in
+the preliminary exchange, which reveals them to the server (or only their sum, under encryption).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.config import Component, Registry
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+
+
+class ClassPrior(Component):
+    """Class counts up to a factor, as seen by a client."""
+
+    registry: ClassVar[Registry[ClassPrior]] = Registry("prior")
+
+    def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
+        """Ask the clients for what the prior needs; return what they are to be told, if anything."""
+        yield from ()
+        return None
+
+    def report(self, payload: Payload, client: Client) -> Payload:
+        """Answer the question of `setup`, on the client (action ``inform``)."""
+        return Payload()
+
+    def counts(self, told: Tensor | None, client: Client) -> Tensor:
+        """Return π for this client."""
+        return client.counts.to(torch.float32)
+
+
+@ClassPrior.register("local")
+class LocalPrior(ClassPrior):
+    """The client's own class counts; nothing is sent."""
+
+
+@ClassPrior.register("global")
+class GlobalPrior(ClassPrior):
+    """The sum of all clients' class counts, which they report once."""
+
+    def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
+        """Sum the counts that the clients report."""
+        question = Payload()
+        updates = yield [Task(client, "inform", question) for client in server.clients]
+        counts = [update.payload.tensors["counts/classes"] for update in updates]
+        return torch.stack(counts).sum(dim=0).to(torch.float32)
+
+    def report(self, payload: Payload, client: Client) -> Payload:
+        """Report the local class counts."""
+        return Payload({"counts/classes": client.counts}, summable=frozenset({"counts"}))
+
+    def counts(self, told: Tensor | None, client: Client) -> Tensor:
+        """Return what the server told."""
+        return super().counts(None, client) if told is None else told
