@@ -1,0 +1,69 @@
+"""What the trackers share, and how each is missed."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tracked import SETTINGS, info, record
+
+from fedtail.callbacks import trackers
+from fedtail.callbacks.tracking import LOGGED, flatten, recall, remember, require, scalars
+from fedtail.errors import FedtailError
+
+
+def test_only_finite_numbers_are_logged() -> None:
+    method = {"norm": np.float32(2.0), "flag": True, "lost": math.nan, "note": "text"}
+
+    found = scalars(record(2, loss=math.inf, method=method))
+
+    assert found["accuracy"] == 0.2
+    assert found["method/norm"] == 2.0
+    assert found["method/flag"] == 1.0
+    assert not {"medium", "loss", "per_class", "method/lost", "method/note"} & set(found)
+    assert set(found) - {"method/norm", "method/flag"} == set(LOGGED) - {"medium", "loss"}
+
+
+def test_a_record_without_method_or_evaluation() -> None:
+    assert scalars({"round": 1, "accuracy": None}) == {}
+
+
+def test_settings_are_flat_and_dotted() -> None:
+    assert flatten(SETTINGS) == {
+        "seed": 7,
+        "rounds": 4,
+        "augment": True,
+        "method.name": "fedlc",
+        "method.loss.name": "logit-calibration",
+        "method.loss.tau": 0.5,
+        "steps": "[100, 200]",
+    }
+
+
+def test_only_a_resumed_run_recalls_its_id(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    remember(info(folder), "wandb", "abc")
+
+    assert recall(info(folder, done=2), "wandb") == "abc"
+    assert recall(info(folder, done=0), "wandb") is None
+    assert recall(info(folder, done=2), "mlflow") is None
+    remember(info(None), "wandb", "abc")
+    assert recall(info(None, done=2), "wandb") is None
+
+
+def test_a_missing_library_names_its_extra() -> None:
+    with pytest.raises(FedtailError) as caught:
+        require("a_library_nobody_has", "TensorBoard", "tensorboard")
+
+    assert str(caught.value) == ("TensorBoard is not installed: pip install 'fedtail[tensorboard]'")
+
+
+@pytest.mark.parametrize("name", sorted(trackers))
+def test_each_tracker_says_at_once_that_it_is_missing(name: str) -> None:
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(FedtailError, match=rf"is not installed: pip install 'fedtail\[{name}\]'"):
+        trackers[name]()
