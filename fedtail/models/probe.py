@@ -62,7 +62,7 @@ def trial(module: nn.Module, x: Tensor, run: Callable[[Tensor], R]) -> R:
 
 
 def live_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Give what ``module.state_dict()`` holds, in its order, but undetached and four times faster."""
+    """Give what ``module.state_dict()`` holds, in its order, not detached and four times faster."""
     for prefix, layer in module.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
         for name, parameter in layer._parameters.items():
