@@ -155,11 +155,11 @@ def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
     tensor = x if isinstance(x, Tensor) else _as_tensor(x, where)
     if tensor.ndim < 2:
         raise FedtailError(
-            f"{where}: inputs need a sample axis and a feature axis, got shape {tuple(tensor.shape)}"
+            f"{where}: inputs need a sample and a feature axis, got shape {tuple(tensor.shape)}"
         )
     if tensor.dtype != torch.uint8:
         tensor = tensor.to(torch.float32)
-        if not all(bool(torch.isfinite(part).all()) for part in tensor.split(CHUNK)):
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor, CHUNK)):
             raise FedtailError(f"{where}: inputs hold NaN or infinite values")
     return tensor.contiguous()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pooch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
@@ -46,8 +47,6 @@ def download(archive: Archive, folder: Path, console: Console, timeout: float = 
 
 def verify(path: Path, expected: str, what: str) -> None:
     """Refuse a file with a wrong hash; that file alone is deleted."""
-    import pooch
-
     algorithm, digest = expected.split(":")
     got = pooch.file_hash(str(path), alg=algorithm)
     if got != digest:

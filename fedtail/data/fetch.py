@@ -13,12 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedtail.data import sources as _sources  # entering every source in the registry
-from fedtail.data.dataset import Source
 from fedtail.data.download import TIMEOUT, Unreachable, download, verify
 from fedtail.data.formats.npz import write_npz
 from fedtail.data.public import Package, PublicSource, data_folder
 from fedtail.data.raw import Raw
+from fedtail.data.sources import Source
 from fedtail.errors import FedtailError
 
 __all__ = ["Unreachable", "download", "fetch"]

@@ -5,6 +5,7 @@ Every source ends here, so that a rule about layout, labels or clients is writte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -138,7 +139,7 @@ def training_constants(x: Features, kind: Normalisation) -> Constants:
         part = x[torch.arange(start, min(start + CHUNK // 16, len(x)))].to(torch.float64) / unit
         total = total + part.sum(axes)
         square = square + part.square().sum(axes)
-    count = np.prod([x.shape[axis] for axis in axes])
+    count = math.prod(x.shape[axis] for axis in axes)
     mean = total / count
     std = (square / count - mean.square()).clamp_min(0).sqrt()
     std = torch.where(std > 1e-8 * (1 + mean.abs()), std, 1.0)  # a constant is only shifted
@@ -156,7 +157,7 @@ def _scaled(x: Array, scale: np.ndarray | float | None, where: str) -> Array:
         return x
     factor = np.asarray(scale, np.float32)
     array = _numpy(x)
-    if factor.ndim > 1 or factor.ndim == 1 and factor.shape[0] not in (1, array.shape[-1]):
+    if factor.ndim > 1 or (factor.ndim == 1 and len(factor) not in (1, array.shape[-1])):
         raise FedtailError(
             f"{where}: scale has shape {factor.shape}, but the last axis of the inputs "
             f"has {array.shape[-1]} entries"
@@ -174,7 +175,7 @@ def _channels_first(x: Array) -> Array:
 
 
 def _clients(raw: Raw, where: str) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
-    """Number the clients from 0: those with training data first, each group in its own order."""
+    """Return clients as numbers from 0, those with training data first, and their names."""
     if raw.client_train is None:
         return None, None, ()
     train = _owners(raw.client_train, len(raw.y_train), f"{where}, client_train")

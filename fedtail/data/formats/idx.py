@@ -6,7 +6,6 @@ import gzip
 import math
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 
@@ -15,19 +14,13 @@ from fedtail.errors import FedtailError
 UNSIGNED_BYTE = 0x08
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """Return the array of an idx file of unsigned bytes, gzipped or not."""
-    data = path.read_bytes()
+def parse_idx(data: bytes, where: str) -> np.ndarray:
+    """Return the array that an idx file of unsigned bytes holds, gzipped or not."""
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise FedtailError(f"{path} is a damaged gzip file") from error
-    return parse_idx(data, str(path))
-
-
-def parse_idx(data: bytes, where: str) -> np.ndarray:
-    """Return the array that the bytes of an idx file describe."""
+            raise FedtailError(f"{where} is a damaged gzip file") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != UNSIGNED_BYTE:
         raise FedtailError(f"{where} is not an idx file of unsigned bytes")
     start = 4 + 4 * data[3]

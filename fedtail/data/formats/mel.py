@@ -48,9 +48,9 @@ def mel_pictures(clips: Sequence[Tensor]) -> Tensor:
     pictures = torch.empty(len(clips), 1, BANDS, FRAMES)
     lengths = np.array([len(clip) for clip in clips])
     for length in np.unique(lengths):
-        members = np.flatnonzero(lengths == length)
+        members = np.flatnonzero(lengths == length).tolist()
         decibels = _decibels(torch.stack([clips[i] for i in members]))
-        pictures[torch.from_numpy(members), 0] = _framed(decibels)
+        pictures[members, 0] = _framed(decibels)
     return pictures
 
 

@@ -1,5 +1,6 @@
 """Where data comes from: one file a source, found by name in `Source.registry`."""
 
+from fedtail.data.dataset import Source
 from fedtail.data.sources.arrays import Arrays
 from fedtail.data.sources.cifar import Cifar10, Cifar100
 from fedtail.data.sources.digits import Digits
@@ -27,6 +28,7 @@ __all__ = [
     "Imu",
     "Mnist",
     "Npz",
+    "Source",
     "SpeechCommands",
     "Svhn",
     "Synthetic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import tempfile
@@ -97,7 +98,7 @@ def first_of_each(y: np.ndarray, count: int) -> np.ndarray:
 def read_h5(path: Path) -> Part:
     """Return images, labels and writers of one of TFF's files."""
     try:
-        import h5py
+        h5py = importlib.import_module("h5py")
     except ImportError as error:
         raise FedtailError("femnist's h5 files need h5py: run `pip install h5py`") from error
     with h5py.File(path, "r") as file:

@@ -60,7 +60,7 @@ class Folder(OwnSource):
 
     def _format(self, first: Path) -> tuple[Mode, int, int]:
         with opened(first) as image:
-            grey = self.colour == "grey" or self.colour == "auto" and image.mode in ("1", "L")
+            grey = self.colour == "grey" or (self.colour == "auto" and image.mode in ("1", "L"))
             width, height = image.size
         mode: Mode = "L" if grey else "RGB"
         return mode, self.size or height, self.size or width

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedtail.data.dataset import About, Source
 from fedtail.data.formats.archives import read_deb, read_members
-from fedtail.data.formats.idx import parse_idx, read_idx
+from fedtail.data.formats.idx import parse_idx
 from fedtail.data.public import Archive, Package, PublicSource
 from fedtail.data.raw import Constants, Raw
 
@@ -40,13 +40,12 @@ class IdxSource(PublicSource):
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> Raw:
         """Return the arrays of the four files."""
-        return Raw(*(read_idx(files[f"{file}.gz"]) for file in FILES), classes=cls.class_names)
+        return cls._raw({file: files[f"{file}.gz"].read_bytes() for file in FILES})
 
     @classmethod
-    def from_bytes(cls, members: Mapping[str, bytes], suffix: str = "") -> Raw:
-        """Return the arrays of four idx files that lay in one package."""
-        arrays = (parse_idx(members[f"{file}{suffix}"], file) for file in FILES)
-        return Raw(*arrays, classes=cls.class_names)
+    def _raw(cls, contents: Mapping[str, bytes]) -> Raw:
+        x, y, x_test, y_test = (parse_idx(contents[file], file) for file in FILES)
+        return Raw(x, y, x_test, y_test, cls.class_names)
 
 
 @Source.register("mnist")
@@ -80,7 +79,7 @@ class Mnist(IdxSource):
     @classmethod
     def read_package(cls, file: Path) -> Raw:
         """Return the arrays of the bare idx files in the npm package."""
-        return cls.from_bytes(read_members(file, FILES))
+        return cls._raw(read_members(file, FILES))
 
 
 @Source.register("fashion_mnist")
@@ -127,4 +126,4 @@ class FashionMnist(IdxSource):
     def read_package(cls, file: Path) -> Raw:
         """Return the arrays of the gzipped idx files in the Debian package."""
         members = read_deb(file, tuple(f"{name}.gz" for name in FILES))
-        return cls.from_bytes(members, ".gz")
+        return cls._raw({file: members[f"{file}.gz"] for file in FILES})

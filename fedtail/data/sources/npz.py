@@ -13,8 +13,10 @@ from fedtail.data.sources.own import OwnSource, PathText, existing
 
 @Source.register("npz")
 class Npz(OwnSource):
-    """An ``npz`` with x_train, y_train and, if there are any, x_test, y_test, classes,
-    client_train, client_test, clients (their names) and scale. Pickled objects are refused.
+    """One ``npz`` file; pickled objects in it are refused.
+
+    Its keys are x_train and y_train and, if there are any, x_test, y_test, classes, client_train,
+    client_test, clients (their names) and scale (what inputs are multiplied by).
     """
 
     about: ClassVar[About] = About("your own arrays: x_train, y_train, x_test, y_test, ...")
