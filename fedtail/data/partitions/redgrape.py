@@ -54,9 +54,10 @@ def _take(present: np.ndarray, mix: np.ndarray, size: int, left: np.ndarray) -> 
         have = min(want, int(left[c]))
         left[c] -= have
         taken[c] += have
-        fill = _replacement(left, want - have)
-        left -= fill
-        taken += fill
+        if have < want:
+            fill = _replacement(left, want - have)
+            left -= fill
+            taken += fill
         room -= want
     return taken
 
@@ -68,7 +69,7 @@ def _replacement(left: np.ndarray, number: int) -> np.ndarray:
     enough: small shortages are met by the rarest classes alone.
     """
     order = np.argsort(left, kind="stable")
-    shares = np.ceil(left[order] * number / max(1, left.sum())).astype(np.int64)
+    shares = np.ceil(left[order] * number / left.sum()).astype(np.int64)
     filled = np.minimum(np.cumsum(shares), number)
     given = np.zeros_like(left)
     given[order] = np.diff(filled, prepend=0)
