@@ -51,7 +51,7 @@ class Progress(Callback):
         """Open the display."""
         self._info = info
         self._bytes = _bytes_before(info)
-        self._started = self._clock()
+        self._started = self._round_at = self._clock()
         self._printed_at = float("-inf")
         self._round = info.done
         self._scores = ""
@@ -62,7 +62,7 @@ class Progress(Callback):
 
     def on_round(self, record: Record) -> None:
         """Show the round."""
-        self._round = record["round"]
+        self._round, self._round_at = record["round"], self._clock()
         self._bytes += traffic(record)
         scores = _scores(record)
         if self._live is not None:
@@ -71,9 +71,9 @@ class Progress(Callback):
             return
         parts = [f"round {self._round}/{self._info.rounds}", scores, self._footer()]
         self._pending = "  ".join(part for part in parts if part)
-        now = self._clock()
-        if now - self._printed_at >= self.every or self._round >= self._info.rounds:
-            self._printed_at = now
+        due = self._round_at - self._printed_at >= self.every
+        if due or self._round >= self._info.rounds:
+            self._printed_at = self._round_at
             self._flush()
 
     def on_warning(self, message: str) -> None:
@@ -91,7 +91,7 @@ class Progress(Callback):
 
     def _open(self) -> None:
         self._bar = Bar(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -112,11 +112,13 @@ class Progress(Callback):
         return f"traffic {human_bytes(self._bytes)}{time_left}"
 
     def _seconds_left(self) -> float | None:
-        """Return the mean of the rounds since the start times the rounds to come."""
+        """Return the mean of the rounds since the start times those to come, counting down."""
         done = self._round - self._info.done
         if done <= 0:
             return None
-        return (self._clock() - self._started) / done * (self._info.rounds - self._round)
+        mean = (self._round_at - self._started) / done
+        since = self._clock() - self._round_at
+        return max(0.0, mean * (self._info.rounds - self._round) - since)
 
     def _flush(self) -> None:
         if self._pending is not None:

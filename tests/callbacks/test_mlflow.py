@@ -14,7 +14,7 @@ from fedtail.errors import FedtailError
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database layer's own deprecations
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its database layer
 
 
 def store(tmp_path: Path) -> str:

@@ -116,6 +116,20 @@ def test_the_live_display_ends_on_the_last_round() -> None:
     assert "accuracy 0.4000  many 0.4000  few 0.0000  traffic 12.0 KB  0 s left" in last
 
 
+def test_the_time_left_counts_down_within_a_round() -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+    progress = Progress(console, clock)
+    progress.on_start(info())
+    clock.now = 20.0
+    progress.on_round(record(1))
+    clock.now = 25.0
+    progress.close()
+
+    # Three rounds of twenty seconds to come, five of them gone.
+    assert "55 s left" in out.getvalue()
+
+
 def test_standard_output_that_is_no_terminal_gets_lines_even_in_colour_forcing_ci(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
