@@ -53,7 +53,7 @@ class RankGroups(ShotGroups):
     def assign(self, counts: Sequence[int]) -> Groups:
         """Return the classes of each group; with fewer than four classes none is few-shot."""
         order, num_classes = by_frequency(counts), len(counts)
-        # In integers, because 0.35 * C and 0.3 * C miss whole numbers by an ulp for some C.
+        # In integers, so that no rounding of 0.35 * C (62.99... for C = 180) decides a class.
         many = -(-35 * num_classes // 100)
         few = num_classes - 30 * num_classes // 100
         return _groups(order[:many], order[many:few], order[few:])

@@ -41,6 +41,7 @@ def scores(
     correct: list[int] = evaluation.confusion.diagonal().tolist()
     totals: list[int] = evaluation.confusion.sum(dim=1).tolist()
     per_class = [_ratio(c, n) for c, n in zip(correct, totals, strict=True)]
+    # In integers: 0.7 * 90 is 62.99... in floats and would move a class into the tail.
     tail = by_frequency(train_counts)[7 * num_classes // 10 :]
     assigned = groups.assign(train_counts)
     return {
