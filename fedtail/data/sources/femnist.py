@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.formats.archives import opened_tar
-from fedtail.data.public import Archive, PublicSource, data_folder
+from fedtail.data.public import Archive, PublicSource
 from fedtail.data.raw import Raw, dataset_from
 from fedtail.errors import FedtailError
 
@@ -81,12 +81,9 @@ class Femnist(PublicSource):
         return _raw(read_part, files)
 
     @classmethod
-    def advice(cls) -> str:
-        """Return the command, and the two formats that can be put in place."""
-        return (
-            f"run `fedtail data fetch femnist`, or put femnist.npz, {ARCHIVE}, or LEAF's folders "
-            f"femnist/train and femnist/test of JSON files into {data_folder()}"
-        )
+    def placing(cls) -> str:
+        """Return the formats that can be put in place."""
+        return f"femnist.npz, {ARCHIVE}, or LEAF's folders femnist/train and femnist/test of JSON files"
 
 
 def first_of_each(y: np.ndarray, count: int) -> np.ndarray:

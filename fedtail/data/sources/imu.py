@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedtail.data.dataset import About, Dataset, Source
-from fedtail.data.public import PublicSource, data_folder
+from fedtail.data.public import PublicSource
 from fedtail.data.raw import Raw, dataset_from
 from fedtail.errors import FedtailError
 
@@ -58,11 +58,11 @@ class Imu(PublicSource):
         return Raw(x, y, x_test, y_test, client_train=people, client_test=people_test)
 
     @classmethod
-    def advice(cls) -> str:
+    def placing(cls) -> str:
         """Return the layout: there is no public address to fetch from."""
         return (
-            "its authors give it on request; put imu.npz, or imu/train/PERSON.csv and "
-            f"imu/test/PERSON.csv (label, then {VALUES} values a row), into {data_folder()}"
+            "imu.npz, or imu/train/PERSON.csv and imu/test/PERSON.csv "
+            f"(a label and {VALUES} values a row)"
         )
 
 

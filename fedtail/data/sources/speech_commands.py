@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.data.dataset import About, Source
 from fedtail.data.formats.archives import opened_tar
 from fedtail.data.formats.mel import mel_pictures, read_wav
-from fedtail.data.public import Archive, PublicSource, data_folder
+from fedtail.data.public import Archive, PublicSource
 from fedtail.data.raw import Constants, Raw
 from fedtail.errors import FedtailError
 
@@ -66,12 +66,9 @@ class SpeechCommands(PublicSource):
         return _dealt(*_pictures(contents), str(path))
 
     @classmethod
-    def advice(cls) -> str:
-        """Return the command, and what can be put in place."""
-        return (
-            f"run `fedtail data fetch speech_commands`, or put speech_commands.npz, {ARCHIVE} or "
-            f"that archive unpacked as speech_commands/ into {data_folder()}"
-        )
+    def placing(cls) -> str:
+        """Return the forms that can be put in place."""
+        return f"speech_commands.npz, {ARCHIVE}, or that archive unpacked as speech_commands/"
 
 
 def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:

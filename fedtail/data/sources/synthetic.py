@@ -89,4 +89,4 @@ class Synthetic(Source):
     @classmethod
     def advice(cls) -> str:
         """Return that nothing has to be fetched."""
-        return "generated: nothing to fetch"
+        return "it is generated"
