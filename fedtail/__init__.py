@@ -1,1 +1,95 @@
 """fedtail: one good global model from decentralised, non-IID and long-tailed data."""
+
+from fedtail.callbacks import Callback, Progress
+from fedtail.data.augment import Augment
+from fedtail.data.dataset import Source
+from fedtail.data.longtail import Exponential, NoTail, Step, Tail
+from fedtail.data.partitions import (
+    IID,
+    BalancedDirichlet,
+    CReFFSplit,
+    Dirichlet,
+    Natural,
+    Partition,
+    Pathological,
+    RedGrapeSplit,
+    Shards,
+    TauSampling,
+)
+from fedtail.data.sources import Arrays, Digits, Npz
+from fedtail.data.split import Split, make_split
+from fedtail.errors import FedtailError, RunStopped
+from fedtail.experiment import Experiment
+from fedtail.loop import Result, run
+from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LossContext
+from fedtail.methods import FedAvg, LocalRun, Method, ModelState, action
+from fedtail.models import ModelSpec, Output, SplitModel, experts
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
+from fedtail.training import (
+    BatchSampler,
+    ClassBalanced,
+    ClassPrior,
+    GlobalPrior,
+    LocalPrior,
+    LocalTraining,
+    Shuffled,
+)
+from fedtail.version import __version__
+
+__all__ = [
+    "IID",
+    "Arrays",
+    "Augment",
+    "BalancedDirichlet",
+    "BalancedSoftmax",
+    "BatchSampler",
+    "CReFFSplit",
+    "Callback",
+    "ClassBalanced",
+    "ClassPrior",
+    "Client",
+    "CrossEntropy",
+    "Digits",
+    "Dirichlet",
+    "Exchange",
+    "Experiment",
+    "Exponential",
+    "FedAvg",
+    "FedtailError",
+    "GlobalPrior",
+    "LocalLoss",
+    "LocalPrior",
+    "LocalRun",
+    "LocalTraining",
+    "LossContext",
+    "Method",
+    "ModelSpec",
+    "ModelState",
+    "Natural",
+    "NoTail",
+    "Npz",
+    "Output",
+    "Partition",
+    "Pathological",
+    "Payload",
+    "Progress",
+    "RedGrapeSplit",
+    "Result",
+    "RunStopped",
+    "Server",
+    "Shards",
+    "Shuffled",
+    "Source",
+    "Split",
+    "SplitModel",
+    "Step",
+    "Tail",
+    "Task",
+    "TauSampling",
+    "Update",
+    "__version__",
+    "action",
+    "experts",
+    "make_split",
+    "run",
+]

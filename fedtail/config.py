@@ -8,7 +8,7 @@ found again by that name. Defaults and help texts live in the fields and nowhere
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
@@ -110,8 +110,10 @@ class Component(Config):
             found = cls.registry[str(fields.pop("name"))]
             return handler(cls._completed(fields)) if found is cls else found.model_validate(fields)
         # A parametrised generic (`Method[State]`) stands for its unparametrised class.
-        origin: type[Self] = cls.__pydantic_generic_metadata__["origin"] or cls
-        return value if isinstance(value, origin) else handler(cls._completed(value))
+        origin = cls.__pydantic_generic_metadata__["origin"] or cls
+        if isinstance(value, origin):
+            return cast(Self, value)
+        return handler(cls._completed(value))
 
     def describe(self) -> dict[str, Any]:
         """Return the name and the fields as plain data."""

@@ -25,7 +25,7 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:
 
 
 def sentence(error: ValidationError, where: str = "") -> str:
-    """Turn the first complaint of a pydantic error into one sentence: field, value, what is allowed."""
+    """Turn the first complaint of a pydantic error into one sentence."""
     first = error.errors(include_url=False)[0]
     path = ".".join([*([where] if where else []), *map(str, first["loc"])])
     inner = first.get("ctx", {}).get("error")

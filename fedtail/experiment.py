@@ -38,7 +38,9 @@ class Experiment(Config):
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(Dirichlet(), description="how samples are shared out to clients")
     augment: Augment = Field(Augment(), description="random changes of training images")
-    groups: ShotGroups = Field(RankGroups(), description="which classes are many-, medium-, few-shot")
+    groups: ShotGroups = Field(
+        RankGroups(), description="which classes are many-, medium-, few-shot"
+    )
     clients: int | None = Field(
         None, ge=1, description="how many clients; by default 10, or all that the data itself has"
     )
@@ -67,11 +69,17 @@ class Experiment(Config):
             return ModelSpec.model_validate(value)
         if value is None or isinstance(value, ModelSpec | nn.Module) or callable(value):
             return value
-        raise FedtailError("a model is a registered name, an nn.Module or a function that makes one")
+        raise FedtailError(
+            "a model is a registered name, an nn.Module or a function that makes one"
+        )
 
     @model_validator(mode="after")
     def _cohort(self) -> Self:
-        if self.clients is not None and self.per_round is not None and self.per_round > self.clients:
+        if (
+            self.clients is not None
+            and self.per_round is not None
+            and self.per_round > self.clients
+        ):
             raise FedtailError(
                 f"per_round = {self.per_round} is more than the {self.clients} clients there are"
             )

@@ -1,4 +1,4 @@
-"""Files are written beside and renamed: whoever looks sees the old content or the new, never half."""
+"""Files are written beside and renamed: a reader sees the old content or the new, never half."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedtail.errors import FedtailError
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file beside its place and rename it there; a full disk leaves what was there before."""
+    """Write a file beside its place and rename it there; a full disk leaves the old one."""
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

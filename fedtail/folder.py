@@ -1,4 +1,4 @@
-"""A run folder: the description, the split, the numbers, the checkpoint and the model, side by side."""
+"""A run folder: description, split, numbers, checkpoint and model, side by side."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RunFolder:
         """Refuse a folder that already holds something."""
         if self.experiment.exists():
             raise FedtailError(
-                f"'{self.path}' already holds a run: go on with it (fedtail run --resume {self.path}) "
-                "or choose another --out"
+                f"'{self.path}' already holds a run: go on with it "
+                f"(fedtail run --resume {self.path}) or choose another --out"
             )
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise FedtailError(f"'{self.path}' is not an empty folder; choose another --out")

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from fedtail.callbacks import Callback, Checkpoint, JsonLines, RunInfo, Snapshot, read_records, trackers
+from fedtail.callbacks import (
+    Callback,
+    Checkpoint,
+    JsonLines,
+    RunInfo,
+    Snapshot,
+    read_records,
+    trackers,
+)
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.workplace import numerics
 from fedtail.errors import RunStopped
@@ -24,8 +32,16 @@ from fedtail.state import digest
 
 S = TypeVar("S")
 SCORES = (
-    "accuracy", "balanced_accuracy", "many", "medium", "few", "tail",
-    "worst_class", "per_class", "loss", "ece",
+    "accuracy",
+    "balanced_accuracy",
+    "many",
+    "medium",
+    "few",
+    "tail",
+    "worst_class",
+    "per_class",
+    "loss",
+    "ece",
 )
 
 
@@ -255,7 +271,8 @@ class Loop:
         least = self.setting.experiment.min_clients
         if len(ledger.clients) < least and least > 1:
             raise RunStopped(
-                f"round {number} has {len(ledger.clients)} valid updates, fewer than min_clients = {least}"
+                f"round {number} has {len(ledger.clients)} valid updates, "
+                f"fewer than min_clients = {least}"
             )
 
     def record(

@@ -124,7 +124,7 @@ class Server:
         among: Sequence[ClientId] | None = None,
         purpose: str = "cohort",
     ) -> list[ClientId]:
-        """Draw distinct clients, in ascending order; the draw depends on the seed and the round only."""
+        """Draw distinct clients, in ascending order; the draw depends on seed and round only."""
         pool = self.clients if among is None else among
         size = min(self.per_round if size is None else size, len(pool))
         chosen = self.rng(purpose).choice(len(pool), size=size, replace=False)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from fedtail.data.dataset import Dataset
-from fedtail.data.federation import Federation, ServerData
+from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Workplace
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
-from fedtail.metrics import ShotGroups
 from fedtail.methods import Method
 from fedtail.models import build
 from fedtail.models.split import SplitModel
@@ -105,7 +104,7 @@ def prepare(experiment: Experiment) -> Setting:
     split = share_out(experiment, dataset)
     if (experiment.per_round or 1) > len(split.parts):
         raise FedtailError(
-            f"per_round = {experiment.per_round} is more than the {len(split.parts)} clients there are"
+            f"per_round = {experiment.per_round} is more than the {len(split.parts)} clients"
         )
     federation = Federation(dataset, split.parts, experiment.augment, device)
     spec = experiment.model or experiment.data.model_for(dataset)

@@ -110,7 +110,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise FedtailError(f"the checkpoint '{path}' is truncated or not JSON") from None
     if manifest.get("format") != FORMAT:
         raise FedtailError(
-            f"the checkpoint '{path}' was written by fedtail {manifest.get('version', '?')} in format "
-            f"{manifest.get('format')}; fedtail {__version__} reads format {FORMAT}"
+            f"the checkpoint '{path}' was written by fedtail {manifest.get('version', '?')} in "
+            f"format {manifest.get('format')}; fedtail {__version__} reads format {FORMAT}"
         )
     return manifest

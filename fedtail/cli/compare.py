@@ -45,9 +45,7 @@ def compare(
     if not methods:
         raise FedtailError("name at least one method to compare: --method fedavg --method ...")
     plain = described(words, flags, plugin)
-    plan = {
-        (spec, seed): variant(plain, spec, seed) for spec in methods for seed in range(seeds)
-    }
+    plan = {(spec, seed): variant(plain, spec, seed) for spec in methods for seed in range(seeds)}
     make_folder(out)
     console = Console()
     histories: dict[str, list[Any]] = {spec: [] for spec in methods}
@@ -82,7 +80,7 @@ def folder_name(spec: str, seed: int) -> str:
 
 
 def settle(experiment: Experiment, path: Path, console: Console) -> list[dict[str, Any]]:
-    """Return the history of a run: from its folder if it is finished, else by running what is left."""
+    """Return the history of a run, after doing what is left of it."""
     folder = RunFolder(path)
     started = folder.experiment.exists()
     if started and make_experiment(load_experiment(folder.experiment)) != experiment:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedtail.data.dataset import Dataset
@@ -28,13 +29,18 @@ def list_sources(
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what it is", "train / test", "classes", "natural clients", "here"):
+    for title in (
+        "name",
+        "what it is",
+        "train / test",
+        "classes",
+        "natural clients",
+        "here, or how to get it",
+    ):
         table.add_column(title, overflow="fold")
     for row in rows:
-        here = row["path"] or f"no: {row['get']}"
-        table.add_row(
-            row["name"], row["what"], row["samples"], row["classes"], row["natural_clients"], here
-        )
+        keys = ("name", "what", "samples", "classes", "natural_clients")
+        table.add_row(*(row[key] for key in keys), escape(row["path"] or row["get"]))
     Console().print(table)
 
 

@@ -59,7 +59,9 @@ def show_all(classes: list[type[Method[Any]]]) -> None:
     for heading in ("method", "family", "what it does", "needs", "extra traffic"):
         table.add_column(heading)
     for cls in sorted(classes, key=lambda c: (c.family, c.name)):
-        table.add_row(cls.name, cls.family, _first_line(cls), ", ".join(cls.needs) or "-", cls.traffic)
+        table.add_row(
+            cls.name, cls.family, _first_line(cls), ", ".join(cls.needs) or "-", cls.traffic
+        )
     Console().print(table)
 
 

@@ -25,7 +25,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "method": ("method", str, "what is trained, and how: see `fedtail methods`"),
     "data": ("data", str, "a source (see `fedtail data list`) or the path of your own .npz file"),
     "model": ("model", str, "the network; by default one that fits the data"),
-    "imbalance": ("tail.imbalance", float, "largest class over smallest class in the training data"),
+    "imbalance": (
+        "tail.imbalance",
+        float,
+        "largest class over smallest class in the training data",
+    ),
     "tail": ("tail", str, "shape of the long tail: exponential, step or none"),
     "partition": ("partition", str, "how samples are shared out: dirichlet, iid, natural, ..."),
     "alpha": ("partition.alpha", float, "concentration of a Dirichlet partition; small is skewed"),
@@ -83,7 +87,10 @@ def _parameter(name: str) -> inspect.Parameter:
         f"--{name.replace('_', '-')}", help=text or _description(path), show_default=False
     )
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
     )
 
 

@@ -28,7 +28,9 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="go on with the run in this folder", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="go on with the run in this folder", show_default=False
+        ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:

@@ -14,12 +14,26 @@ from fedtail.files import write_atomic
 from fedtail.setting import share_out
 
 
-@with_flags("method", "model", "rounds", "epochs", "batch_size", "lr", "workers", "threads", "device",
-            "min_clients", "eval_every", "per_round")
+@with_flags(
+    "method",
+    "model",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "workers",
+    "threads",
+    "device",
+    "min_clients",
+    "eval_every",
+    "per_round",
+)
 def split(
     flags: dict[str, Any],
     words: Words = None,
-    png: Annotated[Path | None, typer.Option(help="draw it into this PNG", show_default=False)] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="draw it into this PNG", show_default=False)
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="write the recipe as JSON", show_default=False)
     ] = None,

@@ -26,8 +26,10 @@ def summary(history: History, title: str) -> Table:
     return comparison({title: [history]})
 
 
-def comparison(runs: Mapping[str, Sequence[History]], failed: Mapping[str, str] | None = None) -> Table:
-    """Return a line a method: mean over seeds of the last round, and the deviation if there are several."""
+def comparison(
+    runs: Mapping[str, Sequence[History]], failed: Mapping[str, str] | None = None
+) -> Table:
+    """Return a line a method: mean (and deviation) over seeds of the last round."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", no_wrap=True)
     for heading in [*SCORES, "traffic", "time"]:

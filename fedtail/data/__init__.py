@@ -1,0 +1,1 @@
+"""Data: sources, long tails, partitions, splits and federations."""

@@ -113,7 +113,7 @@ class Federation:
         return normalised(x, self.mean, self.std), self.test.y[start:stop].to(self.device)
 
     def server_data(self, positions: np.ndarray) -> ServerData | None:
-        """Return the samples at these positions of the training set, for the server; none if empty."""
+        """Return the training samples at these positions, for the server; none if empty."""
         if not len(positions):
             return None
         where = torch.from_numpy(positions)

@@ -124,7 +124,7 @@ class PublicSource(Source):
     def _checked(self, dataset: Dataset, where: str) -> Dataset:
         if self.shape and dataset.input_shape != self.shape:
             raise FedtailError(
-                f"{where}: inputs have shape {dataset.input_shape}, but {self.name} has {self.shape}"
+                f"{where}: inputs are {dataset.input_shape}, but those of {self.name} {self.shape}"
             )
         return dataset
 

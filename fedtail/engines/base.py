@@ -48,14 +48,18 @@ class Engine(Protocol):
         """Stop what was started."""
 
 
-def sift(tasks: Sequence[Task], updates: Iterable[Update], failed: Iterable[Dropped] = ()) -> Replies:
+def sift(
+    tasks: Sequence[Task], updates: Iterable[Update], failed: Iterable[Dropped] = ()
+) -> Replies:
     """Separate the updates that can be used from those that cannot.
 
     An update is refused if a number in it is NaN or infinite, if a tensor that it sends back under
     the name it received it with has another shape, or if its names and row shapes are not those of
     most updates to the same action.
     """
-    sent = {(task.client, name): t.shape for task in tasks for name, t in task.payload.tensors.items()}
+    sent = {
+        (task.client, name): t.shape for task in tasks for name, t in task.payload.tensors.items()
+    }
     ordered = sorted(updates, key=lambda update: update.client)
     usual = _majority(_form(update) for update in ordered)
     good, dropped = [], list(failed)
@@ -82,7 +86,9 @@ def _majority(forms: Iterable[Form]) -> Form:
     return ranked[0][0] if ranked else ()
 
 
-def _defect(update: Update, sent: dict[tuple[ClientId, str], torch.Size], usual: Form) -> str | None:
+def _defect(
+    update: Update, sent: dict[tuple[ClientId, str], torch.Size], usual: Form
+) -> str | None:
     for name, value in update.payload.scalars.items():
         if isinstance(value, float) and not math.isfinite(value):
             return f"sent {name} = {value}"

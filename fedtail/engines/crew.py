@@ -6,6 +6,7 @@ gives does not depend on who did it, so neither does the run.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def attempt(place: Workplace, job: Job) -> Done:
 
 @dataclass(frozen=True)
 class Solo:
-    """This process does everything itself."""
+    """One process does everything itself."""
 
     place: Workplace
 
@@ -108,14 +109,18 @@ class Order:
 class Pool:
     """Worker processes with one thread and one resident model each."""
 
-    def __init__(self, place: Workplace, workers: int, threads: int, plugins: Sequence[str]) -> None:
+    def __init__(
+        self, place: Workplace, workers: int, threads: int, plugins: Sequence[str]
+    ) -> None:
         self.place = place
         self._broadcasts = 0
         context = multiprocessing.get_context("spawn")
         self._workers: list[Worker] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, list(plugins), threads), daemon=True)
+            process = context.Process(
+                target=serve, args=(theirs, list(plugins), threads), daemon=True
+            )
             process.start()
             theirs.close()
             self._workers.append(Worker(process, ours))
@@ -204,6 +209,8 @@ def serve(pipe: Connection, plugins: list[str], threads: int) -> None:
     load_plugins(plugins)
     try:
         place: Workplace = pipe.recv()
+        # The pipe shares all tensors between processes: right for data, wrong for the model.
+        place.base, place.model = copy.deepcopy((place.base, place.model))
         with numerics(threads):
             for answer in _answers(place, pipe):
                 pipe.send(answer)

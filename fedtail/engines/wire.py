@@ -1,4 +1,4 @@
-"""Payloads as bytes: safetensors for the tensors, JSON for the scalars, and never pickle."""
+"""Payloads as bytes: JSON for the scalars, safetensors for the tensors, and never pickle."""
 
 from __future__ import annotations
 
@@ -13,37 +13,31 @@ from fedtail.errors import FedtailError
 from fedtail.protocol import Payload
 
 
-def pack_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> bytes:
-    """Return named tensors, and notes beside them, as safetensors bytes."""
+def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return named tensors as safetensors bytes; none as no bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    data: bytes = safetensors.torch.save(plain, dict(notes or {}))
-    return data
+    # safetensors writes an empty file that it does not read back.
+    return safetensors.torch.save(plain) if plain else b""
 
 
 def unpack_tensors(data: bytes, where: str) -> dict[str, Tensor]:
     """Return the tensors of `pack_tensors`, or say that the bytes are damaged."""
     try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(data)
+        return safetensors.torch.load(data) if data else {}
     except SafetensorError as error:
         raise FedtailError(f"{where} is damaged: {error}") from None
-    return tensors
 
 
 def pack(payload: Payload) -> bytes:
-    """Return a payload as bytes."""
-    notes = {
-        "scalars": json.dumps(dict(payload.scalars)),
-        "summable": json.dumps(sorted(payload.summable)),
-    }
-    return pack_tensors(payload.tensors, notes)
+    """Return a payload as bytes: the length of the JSON part, that part, the tensors."""
+    notes = {"scalars": dict(payload.scalars), "summable": sorted(payload.summable)}
+    head = json.dumps(notes).encode()
+    return len(head).to_bytes(8, "little") + head + pack_tensors(payload.tensors)
 
 
 def unpack(data: bytes) -> Payload:
     """Return the payload of `pack`."""
-    size = int.from_bytes(data[:8], "little")
-    notes = json.loads(data[8 : 8 + size])["__metadata__"]
-    return Payload(
-        unpack_tensors(data, "a payload"),
-        json.loads(notes["scalars"]),
-        frozenset(json.loads(notes["summable"])),
-    )
+    body = 8 + int.from_bytes(data[:8], "little")
+    notes = json.loads(data[8:body])
+    tensors = unpack_tensors(data[body:], "a payload")
+    return Payload(tensors, notes["scalars"], frozenset(notes["summable"]))

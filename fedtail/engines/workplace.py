@@ -83,7 +83,7 @@ class Workplace:
             return Evaluation.of(tested(x), y, self.federation.num_classes)
 
     def test_ranges(self) -> list[tuple[int, int]]:
-        """Return the ranges in which the test set is gone through; they do not depend on workers."""
+        """Return the ranges that the test set is tested in, the same for any number of workers."""
         samples = len(self.federation.dataset.test)
         return [(start, start + TEST_BATCH) for start in range(0, samples, TEST_BATCH)]
 
@@ -91,7 +91,11 @@ class Workplace:
 @contextmanager
 def numerics(threads: int) -> Iterator[None]:
     """Fix what changes bits: the number of threads, and the choice of kernels on a GPU."""
-    before = torch.get_num_threads(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    before = (
+        torch.get_num_threads(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+    )
     torch.set_num_threads(threads)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:

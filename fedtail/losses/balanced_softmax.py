@@ -1,4 +1,6 @@
-"""Balanced Softmax (Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020).
+"""Balanced Softmax.
+
+Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020.
 
 −log softmax(z + log π)_y with π the class prior; testing uses the raw logits z. A class whose prior
 is zero drops out of the softmax: log 0 = −∞, and it gets no gradient.

@@ -1,10 +1,12 @@
-"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep
-Networks from Decentralized Data", AISTATS 2017.
+"""FedAvg.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017.
 
 Each round the server sends the model to a cohort, the clients train it on their own data, and the
 server averages what comes back, weighted by the number of samples. Every other method derives from
-this one and overrides a hook: `prepare`, `batch_loss`, `after_backward`, `after_step` on the client,
-`broadcast`, `round`, `aggregate` on the server.
+this one and overrides a hook: `prepare`, `batch_loss`, `after_backward`, `after_step` on the
+client, `broadcast`, `round`, `aggregate` on the server.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class FedAvg(Method[M], Generic[M]):
 
     family: ClassVar[str] = "averaging"
     paper: ClassVar[str] = (
-        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
-        "AISTATS 2017"
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
+        "Data, AISTATS 2017"
     )
 
     local: LocalTraining = Field(LocalTraining(), description="optimiser, rate, epochs, batch size")
@@ -87,8 +89,8 @@ class FedAvg(Method[M], Generic[M]):
     prior: ClassPrior = Field(LocalPrior(), description="the class prior of prior-based losses")
     buffers: Literal["average", "local", "first"] = Field(
         "average",
-        description="BatchNorm statistics: averaged like weights; kept by each client, their average "
-        "used for testing only; or taken from the first client of the cohort",
+        description="BatchNorm statistics: averaged like weights; kept by each client, their "
+        "average used for testing only; or taken from the first client of the cohort",
     )
     server_lr: float = Field(1.0, gt=0, description="step from the old model towards the average")
 
@@ -119,7 +121,7 @@ class FedAvg(Method[M], Generic[M]):
         return Payload({**grouped("model", s.model), **prior})
 
     def aggregate(self, s: M, updates: list[Update], server: Server) -> M:
-        """w ← w + η_s (Σ n_k w_k / Σ n_k − w)."""
+        """W ← w + η_s (Σ n_k w_k / Σ n_k − w)."""
         weights = [float(update.payload.scalars["samples"]) for update in updates]
         if not sum(weights):
             return s
@@ -141,7 +143,7 @@ class FedAvg(Method[M], Generic[M]):
         }
 
     def eval_model(self, s: M) -> Tensors:
-        """The global model."""
+        """Return the global model."""
         return s.model
 
     # Client half
@@ -168,12 +170,14 @@ class FedAvg(Method[M], Generic[M]):
         return self.reply(run)
 
     def load(self, payload: Payload, client: Client) -> None:
-        """Put the received model into the resident one, with the client's own buffers if it keeps them."""
-        own = {n.removeprefix("buffer/"): t for n, t in client.state.items() if n.startswith("buffer/")}
+        """Put the received model into the resident one, and the client's own buffers if kept."""
+        own = {
+            n.removeprefix("buffer/"): t for n, t in client.state.items() if n.startswith("buffer/")
+        }
         client.model.load({**payload.group("model"), **own})
 
     def keep_buffers(self, client: Client) -> None:
-        """Under the policy "local", remember the client's BatchNorm statistics for its next round."""
+        """Under the policy "local", remember the client's statistics for its next round."""
         if self.buffers == "local":
             parameters = client.model.parameter_names()
             tensors = client.model.tensors()
@@ -229,7 +233,7 @@ class FedAvg(Method[M], Generic[M]):
 
     @action
     def evaluate(self, payload: Payload, client: Client) -> Payload:
-        """Test the received model on the client's own samples: correct ones and samples of each class."""
+        """Count how many of the client's own samples of each class the received model gets right."""
         self.load(payload, client)
         correct = torch.zeros(client.num_classes, dtype=torch.int64)
         loss = 0.0

@@ -1,4 +1,4 @@
-"""Means over clients: sums in float64 and in the order of client ids, so reply order never matters."""
+"""Means over clients: sums in float64, in the order of client ids: reply order never matters."""
 
 from __future__ import annotations
 

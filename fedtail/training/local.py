@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import Literal, Self
@@ -23,7 +23,9 @@ class LocalTraining(Config):
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="which torch optimiser")
     lr: float = Field(0.05, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd; the buffer starts anew each round")
+    momentum: float = Field(
+        0.0, ge=0, lt=1, description="of sgd; the buffer starts anew each round"
+    )
     nesterov: bool = Field(False, description="Nesterov's form of momentum")
     weight_decay: float = Field(0.0, ge=0, description="L2 decay of the weights")
     epochs: float = Field(1.0, gt=0, description="passes over the local data; may be a fraction")
@@ -73,7 +75,9 @@ class LocalTraining(Config):
         every = (
             batch
             for epoch in epochs
-            for batch in _cut(self._part(sampler.order(labels, generator), epoch), self.batch_size, pairs)
+            for batch in _cut(
+                self._part(sampler.order(labels, generator), epoch), self.batch_size, pairs
+            )
         )
         return islice(every, self.steps)
 
@@ -90,7 +94,7 @@ def _cut(order: Tensor, size: int, pairs: bool) -> list[Tensor]:
 
 
 @contextmanager
-def normalisable(norms: list[nn.Module], size: int) -> Iterator[None]:
+def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
     """Let BatchNorm use its running statistics for a batch of one sample.
 
     One sample has no variance, so a client with a single sample (or a batch size of 1) would fail

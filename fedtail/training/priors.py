@@ -21,7 +21,7 @@ class ClassPrior(Component):
     registry: ClassVar[Registry[ClassPrior]] = Registry("prior")
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
-        """Ask the clients for what the prior needs; return what they are to be told, if anything."""
+        """Ask the clients for what the prior needs; return what they are to be told, if any."""
         yield from ()
         return None
 

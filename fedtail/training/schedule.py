@@ -34,7 +34,9 @@ class Constant(Schedule):
 class StepDecay(Schedule):
     """Multiplied by `gamma` once each of the given fractions of the rounds is done."""
 
-    at: tuple[float, ...] = Field((0.8,), description="fractions of the rounds after which it drops")
+    at: tuple[float, ...] = Field(
+        (0.8,), description="fractions of the rounds after which it drops"
+    )
     gamma: float = Field(0.1, gt=0, le=1, description="what it is multiplied with at each drop")
 
     def factor(self, round: int, rounds: int) -> float:

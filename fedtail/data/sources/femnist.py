@@ -83,7 +83,7 @@ class Femnist(PublicSource):
     @classmethod
     def placing(cls) -> str:
         """Return the formats that can be put in place."""
-        return f"femnist.npz, {ARCHIVE}, or LEAF's folders femnist/train and femnist/test of JSON files"
+        return f"femnist.npz, {ARCHIVE}, or LEAF's JSON files in femnist/train and femnist/test"
 
 
 def first_of_each(y: np.ndarray, count: int) -> np.ndarray:
