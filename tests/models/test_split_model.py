@@ -90,6 +90,7 @@ def test_tensors_are_those_of_state_dict(model: SplitModel) -> None:
     tensors = model.tensors()
 
     assert list(tensors) == list(model.module.state_dict())
+    assert model.names() == tensors.keys()
     assert "first_again.weight" in tensors
     assert "scratch" not in tensors
     assert tensors["norm.num_batches_tracked"].dtype == torch.int64
