@@ -38,12 +38,15 @@ def write_npz(path: Path, raw: Raw) -> None:
     """Write the arrays beside the target and rename, so that no half file is ever seen."""
     arrays = {key: getattr(raw, key) for key in RAW_KEYS}
     arrays = {key: np.asarray(value) for key, value in arrays.items() if value is not None}
+    objects = [key for key, value in arrays.items() if value.dtype.hasobject]
+    if objects:
+        raise FedtailError(f"{path}: '{objects[0]}' holds Python objects, which cannot be kept")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}-", delete=False
     ) as draft:
         try:
-            np.savez(draft, allow_pickle=False, **arrays)
+            np.savez(draft, **arrays)
             draft.flush()
             os.fsync(draft.fileno())
             Path(draft.name).chmod(0o644)  # a temporary file is private; data is shared

@@ -1,0 +1,197 @@
+"""The user's own npz: what is read from it, and one sentence for each thing wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedtail.data.formats.npz import read_npz, write_npz
+from fedtail.data.raw import Raw
+from fedtail.data.sources import Npz
+from fedtail.errors import FedtailError
+
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    return {"x_train": x, "y_train": LABELS, "x_test": x[:3], "y_test": LABELS[:3], **changes}
+
+
+def saved(folder: Path, **changes: Any) -> Npz:
+    kept = {key: value for key, value in arrays(**changes).items() if value is not None}
+    np.savez(folder / "mine.npz", **kept)
+    return Npz(path=str(folder / "mine.npz"))
+
+
+def refusal(folder: Path, **changes: Any) -> str:
+    source = saved(folder, **changes)
+    with pytest.raises(FedtailError) as caught:
+        source.load()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_vectors_labels_and_derived_class_names(tmp_path: Path) -> None:
+    dataset = saved(tmp_path).load()
+    assert dataset.train.x.shape == (6, 2)
+    assert dataset.classes == ("0", "1", "2")
+    assert dataset.train.y.tolist() == LABELS.tolist()
+    # The first feature is 0, 2, ..., 10: mean 5, variance (25 + 9 + 1 + 1 + 9 + 25) / 6 = 35 / 3.
+    assert dataset.mean == pytest.approx((5.0, 6.0))
+    assert dataset.std == pytest.approx(((35 / 3) ** 0.5,) * 2)
+    assert saved(tmp_path).model_for(dataset) == "mlp"
+
+
+def test_normalisation_can_be_one_pair_or_none(tmp_path: Path) -> None:
+    source = saved(tmp_path)
+    assert source.but(normalisation="global").load().mean == pytest.approx((5.5,))
+    assert source.but(normalisation="none").load().mean == ()
+
+
+def test_a_constant_feature_is_only_shifted(tmp_path: Path) -> None:
+    x = np.full((6, 2), 7.0, np.float32)
+    dataset = saved(tmp_path, x_train=x, x_test=x[:3]).load()
+    assert (dataset.mean, dataset.std) == ((7.0, 7.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected", "model"),
+    [
+        ((6, 40, 32, 3), (3, 40, 32), "resnet8"),
+        ((6, 3, 32, 40), (3, 32, 40), "resnet8"),
+        ((6, 28, 28), (1, 28, 28), "cnn"),
+        ((6, 28, 28, 1), (1, 28, 28), "cnn"),
+        ((6, 16, 16), (1, 16, 16), "small_cnn"),
+        ((6, 16, 16, 3), (3, 16, 16), "small_cnn"),
+    ],
+)
+def test_images_become_nchw(
+    tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...], model: str
+) -> None:
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    source = saved(tmp_path, x_train=x, x_test=x[:3])
+    dataset = source.load()
+    assert dataset.input_shape == expected
+    assert dataset.train.x.dtype == torch.uint8
+    assert source.model_for(dataset) == model
+
+
+def test_a_channel_last_pixel_keeps_its_place(tmp_path: Path) -> None:
+    x = np.zeros((6, 8, 9, 3), np.uint8)
+    x[4, 2, 5, 1] = 200
+    dataset = saved(tmp_path, x_train=x, x_test=x[:3]).load()
+    assert dataset.train.x[torch.tensor([4])][0, 1, 2, 5] == 200
+
+
+def test_integers_are_scaled_along_the_last_axis(tmp_path: Path) -> None:
+    x = np.ones((6, 4, 2), np.int16) * 10
+    dataset = saved(tmp_path, x_train=x, x_test=x[:3], scale=np.array([0.5, 2.0])).load()
+    assert dataset.train.x[torch.tensor([0])][0, 0].tolist() == [5.0, 20.0]
+    assert len(dataset.mean) == 1
+    assert "last axis" in refusal(tmp_path, x_train=x, x_test=x[:3], scale=np.ones(3))
+
+
+def test_clients_are_numbered_with_training_clients_first(tmp_path: Path) -> None:
+    dataset = saved(
+        tmp_path,
+        client_train=np.array([205, 101, 205, 101, 300, 300]),
+        client_test=np.array([100, 101, 100]),
+    ).load()
+    assert dataset.client_train is not None and dataset.client_test is not None
+    assert dataset.client_train.tolist() == [1, 0, 1, 0, 2, 2]
+    assert dataset.client_test.tolist() == [3, 0, 3]
+    assert dataset.client_names == ("101", "205", "300", "100")
+
+
+def test_clients_may_have_names(tmp_path: Path) -> None:
+    numbers = np.array([2, 0, 2, 0, 2, 2], np.uint8)
+    dataset = saved(tmp_path, client_train=numbers, clients=np.array(["ann", "bob", "cy"])).load()
+    assert dataset.client_names == ("ann", "cy")
+    words = np.array(["b", "a", "b", "a", "b", "b"])
+    assert saved(tmp_path, client_train=words).load().client_names == ("a", "b")
+
+
+def test_a_missing_test_set_is_cut_from_every_class(tmp_path: Path) -> None:
+    y = np.repeat([0, 1, 2], [20, 10, 1])
+    x = np.arange(62, dtype=np.float32).reshape(31, 2)
+    source = saved(
+        tmp_path, x_train=x, y_train=y, x_test=None, y_test=None, client_train=np.arange(31) % 4
+    )
+    dataset = source.load()
+    # One fifth of 20 and of 10; the lone sample of class 2 stays in the training set.
+    assert dataset.test.y.bincount(minlength=3).tolist() == [4, 2, 0]
+    assert dataset.train.y.bincount(minlength=3).tolist() == [16, 8, 1]
+    assert dataset.client_test is not None and len(dataset.client_test) == 6
+    assert torch.equal(dataset.test.y, source.load().test.y)
+    other = source.but(split_seed=1).load()
+    assert not torch.equal(
+        dataset.test.x[torch.arange(6)][:, 0], other.test.x[torch.arange(6)][:, 0]
+    )
+
+
+def test_a_relative_path_is_also_looked_for_in_the_data_folder(data: Path) -> None:
+    np.savez(data / "mine.npz", **arrays())
+    assert len(Npz(path="mine.npz").load().train) == 6
+
+
+def test_a_path_object_is_described_as_text(tmp_path: Path) -> None:
+    source = Npz.model_validate({"path": tmp_path / "mine.npz"})
+    assert source.describe()["path"] == str(tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y_train": None}, "key 'y_train' is missing"),
+        ({"y_test": None}, "x_test and y_test must be given together"),
+        ({"y_train": LABELS[:5]}, "6 inputs but 5 labels"),
+        ({"y_train": LABELS - 1}, "must not be negative, found -1"),
+        ({"y_train": LABELS + 0.5}, "must be whole numbers"),
+        ({"y_train": np.where(LABELS == 2, np.inf, LABELS)}, "must be whole numbers"),
+        ({"y_train": np.array(list("abcabc"))}, "must be whole numbers"),
+        ({"y_train": LABELS + 10**9}, "too large"),
+        ({"classes": np.array(["a", "b"])}, "label 2 is beyond the 2 classes"),
+        ({"x_train": np.full((6, 2), np.nan)}, "NaN or infinite"),
+        ({"x_train": np.full((6, 2), 1e300)}, "NaN or infinite"),
+        ({"x_train": np.array([["a"]] * 6)}, "must be numbers"),
+        ({"x_train": np.ones(6)}, "a sample and a feature axis"),
+        ({"x_test": np.ones((3, 5))}, "a training input has shape (2,)"),
+        ({"x_test": np.ones((0, 2)), "y_test": LABELS[:0]}, "no samples"),
+        ({"client_train": np.zeros(4, int)}, "there are 6 samples"),
+        ({"client_train": np.zeros(6)}, "whole numbers or names"),
+        ({"client_train": LABELS, "clients": np.array(["a"])}, "beyond the 1 names"),
+        ({"x_train": np.array([[None, {}]] * 6)}, "pickled objects are refused"),
+    ],
+)
+def test_bad_content_is_refused_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(tmp_path, **changes)
+
+
+def test_bad_files_are_refused(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(FedtailError, match=r"there is no file none\.npz"):
+        Npz(path="none.npz").load()
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(FedtailError, match="is not an npz"):
+        Npz(path=str(tmp_path / "text.npz")).load()
+    np.save(tmp_path / "one.npy", LABELS)
+    with pytest.raises(FedtailError, match="holds one array"):
+        Npz(path=str(tmp_path / "one.npy")).load()
+
+
+def test_writing_leaves_only_the_whole_file(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "set.npz"
+    write_npz(target, Raw(**arrays(classes=["a", "b", "c"])))
+    assert [path.name for path in target.parent.iterdir()] == ["set.npz"]
+    raw = read_npz(target)
+    assert raw.classes is not None and list(raw.classes) == ["a", "b", "c"]
+    with pytest.raises(FedtailError, match="cannot be kept"):
+        write_npz(target, Raw(**arrays(classes=np.array([object()]))))
+    assert [path.name for path in target.parent.iterdir()] == ["set.npz"]
+    assert read_npz(target).clients is None
