@@ -57,11 +57,13 @@ class Svhn(PublicSource):
 
 def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images as NCHW and labels; the file has (H, W, C, N), and calls the digit 0 ten."""
-    from scipy.io import loadmat  # slow to import, and only this source needs it
+    # Slow to import, and only this source needs them.
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     try:
         content = loadmat(path, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1)
-    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+    except (MatReadError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise FedtailError(f"{path} is not a MATLAB file with X and y") from error
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels % 10
