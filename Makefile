@@ -1,0 +1,46 @@
+# Two commands do all set-up themselves: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint bench docs clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"fedtail needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## compare methods on the embedded digits, under three minutes
+	$(BIN)/fedtail compare benchmarks/demo.toml --out runs/demo \
+	  --method fedavg \
+	  --method fedavg,sampler=class_balanced \
+	  --method fedavg,loss=balanced_softmax,prior=global
+
+test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under ten minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-slow: $(STAMP)  ## the heavier tests too
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## speed and scale, as ratios in one run
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.scale
+
+docs: $(STAMP)  ## build the documentation site
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:  ## remove everything that was installed or built here
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache

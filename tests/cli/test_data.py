@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedtail.cli.data import app
+from fedtail.data.sources import Source
+from fedtail.errors import FedtailError
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDTAIL_DATA", str(tmp_path))
+    return tmp_path
+
+
+def write_mnist(data: Path) -> Path:
+    x, y = np.zeros((6, 28, 28), np.uint8), np.array([0, 0, 0, 0, 1, 1])
+    np.savez(data / "mnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return data / "mnist.npz"
+
+
+def test_list_shows_every_source(data: Path) -> None:
+    write_mnist(data)
+    result = runner.invoke(app, ["list"], env={"COLUMNS": "400"})
+    assert result.exit_code == 0
+    assert all(name in result.output for name in Source.registry)
+    assert str(data / "mnist.npz") in result.output
+    assert "fedtail data fetch cifar10" in result.output
+    assert "fedtail[hf]" in result.output
+
+
+def test_list_as_json(data: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "--json"]).output)}
+    assert set(rows) == set(Source.registry)
+    assert rows["digits"]["path"] == "built in"
+    assert rows["cifar100"]["get"] == "fedtail data fetch cifar100"
+    assert rows["femnist"]["natural_clients"] == "3,400 writers"
+
+
+def test_fetch_prints_the_path(data: Path) -> None:
+    path = write_mnist(data)
+    result = runner.invoke(app, ["fetch", "mnist"])
+    assert result.output.strip() == str(path)
+
+
+def test_fetch_raises_one_sentence() -> None:
+    with pytest.raises(FedtailError, match="did you mean 'mnist'"):
+        runner.invoke(app, ["fetch", "mnits"], catch_exceptions=False)
+
+
+def test_info_describes_what_is_here(data: Path) -> None:
+    write_mnist(data)
+    output = runner.invoke(app, ["info", "mnist"]).output
+    assert "data.normalisation (default none)" in output
+    assert "samples: 6 train, 6 test" in output
+    assert "input: 1x28x28, uint8" in output
+    assert "model: cnn" in output
+    assert "imbalance 2" in output
+
+
+def test_info_says_how_to_get_what_is_not_here() -> None:
+    assert "run `fedtail data fetch cifar10`" in runner.invoke(app, ["info", "cifar10"]).output
+    assert "data.path (required)" in runner.invoke(app, ["info", "npz"]).output
+
+
+def test_info_reads_a_file_of_your_own(tmp_path: Path) -> None:
+    x, y = np.eye(4, dtype=np.float32), np.array([0, 0, 0, 1])
+    owner = np.array(["ann", "ann", "bob", "bob"])
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_train=owner)
+    output = runner.invoke(app, ["info", str(tmp_path / "own.npz")]).output
+    assert "clients: 2 with training data" in output
+    assert "imbalance 3" in output
