@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedtail.cli.data import app
 from fedtail.data.sources import Source
 from fedtail.errors import FedtailError
+
+with warnings.catch_warnings():
+    # Typer's own import uses names that Click has deprecated.
+    warnings.filterwarnings("ignore", "'click", DeprecationWarning)
+    from typer.testing import CliRunner
+
+    from fedtail.cli.data import app
 
 runner = CliRunner()
 
