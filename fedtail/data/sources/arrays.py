@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.raw import RAW_KEYS, Array, Raw
 from fedtail.data.sources.own import OwnSource
+from fedtail.errors import FedtailError
 
 
 @Source.register("arrays")
@@ -39,12 +40,14 @@ class Arrays(OwnSource):
 
     def __init__(
         self,
-        x_train: Any,
-        y_train: Any,
+        x_train: Any = None,
+        y_train: Any = None,
         x_test: Any = None,
         y_test: Any = None,
         **fields: Any,
     ) -> None:
+        if x_train is None or y_train is None:
+            raise FedtailError("data source 'arrays' is made in Python: Arrays(x_train, y_train)")
         given = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
         for key in ("client_train", "client_test"):
             given[key] = fields.pop(key, None)

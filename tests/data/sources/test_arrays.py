@@ -56,6 +56,12 @@ def test_wrong_arrays_are_refused() -> None:
         Arrays(X, Y, X, Y, classes=("only",)).load()
 
 
+def test_it_cannot_be_made_from_a_file() -> None:
+    for description in ("arrays", {"name": "arrays", "shapes": {"x_train": [6, 2]}}):
+        with pytest.raises(ValueError, match="is made in Python"):
+            Source.model_validate(description)
+
+
 def test_it_stands_where_a_source_is_expected() -> None:
     source = Arrays(X, Y, X, Y)
     assert Source.model_validate(source) is source

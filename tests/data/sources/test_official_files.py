@@ -10,14 +10,16 @@ import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from scipy.io import savemat
 
+from fedtail.data.dataset import Features
 from fedtail.data.formats.idx import parse_idx
-from fedtail.data.sources import Cifar10, Cifar100, FashionMnist, Femnist, Mnist, Svhn
+from fedtail.data.sources import Cifar10, Cifar100, FashionMnist, Femnist, Mnist, Source, Svhn
 from fedtail.errors import FedtailError
 
 RNG = np.random.default_rng(0)
@@ -28,8 +30,8 @@ def idx(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
 
 
-def tar(path: Path, members: Mapping[str, bytes], mode: str = "w:gz") -> None:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+def tar(path: Path, members: Mapping[str, bytes], mode: Literal["w:gz", "w:bz2"] = "w:gz") -> None:
+    with tarfile.open(path, mode) as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -40,8 +42,8 @@ def pixels(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, dtype=np.uint8)
 
 
-def every(dataset_x: object, n: int) -> np.ndarray:
-    return np.asarray(dataset_x[torch.arange(n)])  # type: ignore[index]
+def every(x: Features, n: int) -> np.ndarray:
+    return np.asarray(x[torch.arange(n)])
 
 
 def write_mnist(folder: Path) -> np.ndarray:
@@ -220,8 +222,6 @@ def test_a_ready_npz_comes_first_and_must_have_the_right_shape(data: Path) -> No
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "svhn"])
 def test_missing_data_says_what_to_do(data: Path, name: str) -> None:
-    from fedtail.data.sources import Source
-
     with pytest.raises(FedtailError) as caught:
         Source.registry[name]().load()
     assert f"fedtail data fetch {name}" in str(caught.value)
