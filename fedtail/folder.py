@@ -60,7 +60,9 @@ class RunFolder:
                 f"'{self.path}' already holds a run: go on with it "
                 f"(fedtail run --resume {self.path}) or choose another --out"
             )
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (
+            not self.path.is_dir() or not all(map(_early, self.path.iterdir()))
+        ):
             raise FedtailError(f"'{self.path}' is not an empty folder; choose another --out")
 
     def must_be_a_run(self) -> None:
@@ -85,6 +87,13 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+def _early(path: Path) -> bool:
+    """Whether this is what a kill leaves of `begin` before the run can be resumed."""
+    return path.name in ("split.json", "env.json") or (
+        path.name.startswith(".") and path.suffix == ".tmp"
+    )
 
 
 def free_folder(parent: Path, name: str) -> RunFolder:
