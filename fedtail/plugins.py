@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -28,7 +29,8 @@ def load_plugins(plugins: Sequence[str]) -> None:
 
 def _load_file(path: Path) -> None:
     # The module's name depends on the path alone: worker processes must find the same classes.
-    name = f"fedtail_plugin_{path.stem}"
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"fedtail_plugin_{path.stem}_{place}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
