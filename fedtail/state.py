@@ -43,6 +43,9 @@ def _plant(value: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
         tensors[path] = value
         return {"$tensor": path}
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            # JSON would turn them into text, and the method would not find them again.
+            raise TypeError(f"the keys of a mapping in a server state are text (in {path})")
         return {key: _plant(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plant(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
