@@ -1,0 +1,211 @@
+"""The documentation is run: examples, command lines, links, and the tables of the reference.
+
+Each page is one namespace in one empty folder. A block with ``<!-- not run: reason -->`` on the
+line before it is left out. A block with a title is also written to a file of that name.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import fedtail
+from fedtail.cli import app
+from fedtail.config import Component, Config, Registry
+from fedtail.data.augment import Augment
+from fedtail.training import LocalTraining
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(
+    r"(?P<before>[^\n]*)\n```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<code>.*?)\n```", re.DOTALL
+)
+NEEDS_THE_HUB = "from flwr_datasets import"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block; `line` is that of its first line of code."""
+
+    language: str
+    title: str | None
+    code: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the blocks of a page that are to be run."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        if match["before"].startswith("<!-- not run:") or NEEDS_THE_HUB in match["code"]:
+            continue
+        title = re.search(r'title="([^"]+)"', match["info"])
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(match["language"], title and title[1], match["code"], line))
+    return found
+
+
+def given(page: Path) -> dict[str, Any]:
+    """Return the names that a page takes for granted in its examples."""
+    if page.name == "choose-a-split.md":
+        labels = np.repeat(np.arange(10), 100)
+        return {"labels": labels, "class_names": [str(c) for c in range(10)]}
+    if page.name == "metrics.md":
+        batch = torch.zeros(20, 4), torch.arange(20) % 10
+        return {"model": torch.nn.Linear(4, 10), "batches": [batch], "train_counts": [5] * 10}
+    return {}
+
+
+def registries() -> list[Registry[Any]]:
+    """Return every registry there is."""
+    waiting, found = [Component], {}
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        if "registry" in vars(cls):
+            found[id(cls.registry)] = cls.registry
+    return list(found.values())
+
+
+@contextmanager
+def registered(classes: Mapping[int, dict[str, Any]] | None = None) -> Iterator[None]:
+    """Put back what was registered and imported before, and begin with `classes` if given."""
+    before = {id(registry): dict(registry._classes) for registry in registries()}
+    modules = set(sys.modules)
+    for registry in registries():
+        registry._classes = dict((classes or before)[id(registry)])
+    try:
+        yield
+    finally:
+        for registry in registries():
+            registry._classes = before[id(registry)]
+        for name in set(sys.modules) - modules:
+            if name.startswith("fedtail_plugin_"):
+                del sys.modules[name]
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    """Run a block and the tests that it defines."""
+    if block.title:
+        Path(block.title).write_text(block.code + "\n", encoding="utf-8")
+    known = set(namespace)
+    exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+    for name in sorted(set(namespace) - known):
+        if name.startswith("test_"):
+            namespace[name]()
+
+
+def run_shell(block: Block) -> None:
+    """Run the lines that call fedtail."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["fedtail"]:
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "example", **given(page)}
+    installed = {id(registry): dict(registry._classes) for registry in registries()}
+    with registered():
+        for block in blocks(page):
+            if block.language == "python":
+                run_python(block, page, namespace)
+            elif block.language in ("bash", "console"):
+                # A command line does not know what Python blocks have registered.
+                with registered(installed):
+                    run_shell(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    local = [t.partition("#")[0] for t in targets if not re.match(r"https?:|mailto:|#", t)]
+    assert [t for t in local if not (page.parent / t).exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"([\w/.-]+\.md)$", config, flags=re.MULTILINE))
+    assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def options(*path: str) -> set[str]:
+    """Return the long flags of a command."""
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return {flag for p in command.params for flag in p.opts if flag.startswith("--")} - {"--help"}
+
+
+def test_the_command_line_reference_has_every_flag_and_no_other() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    shared = re.findall(r"^\| `(--[\w-]+).*?` \|(.*?)\|(.*?)\|(.*?)\|", page, flags=re.MULTILINE)
+    for column, command in enumerate(("run", "compare", "split"), start=1):
+        ticked = {row[0] for row in shared if row[column].strip()}
+        assert ticked == options(command)
+    for path in (("methods",), ("data", "list"), ("data", "fetch"), ("data", "info")):
+        section = page.split(f"## `fedtail {' '.join(path)}", 1)[1].split("\n## ", 1)[0]
+        assert set(re.findall(r"^\| `(--[\w-]+)", section, flags=re.MULTILINE)) == options(*path)
+    commands: Any = typer.main.get_command(app)
+    for name in commands.commands:
+        assert f"## `fedtail {name}" in page
+
+
+def row(name: str, cls: type[Config]) -> str:
+    """Return the line of the experiment reference for one field."""
+    field = cls.model_fields[name]
+    default: Any = field.default
+    if isinstance(default, Component):
+        default = default.name
+    elif isinstance(default, Config):
+        default = "see below"
+    elif isinstance(default, tuple):
+        default = list(default)
+    elif isinstance(default, bool):
+        default = str(default).lower()
+    shown = "" if default in (None, "") else default if default == "see below" else f"`{default}`"
+    return f"| `{name}` | {shown} | {field.description} |"
+
+
+@pytest.mark.parametrize("cls", [fedtail.Experiment, fedtail.FedAvg, LocalTraining, Augment])
+def test_the_experiment_reference_has_every_field(cls: type[Config]) -> None:
+    page = (DOCS / "reference" / "experiment.md").read_text(encoding="utf-8").splitlines()
+    assert [row(name, cls) for name in cls.model_fields if row(name, cls) not in page] == []
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^(?:::: |\s+- )(?:fedtail\.)?(\w+)$", page, flags=re.MULTILINE))
+    assert set(fedtail.__all__) - {"__version__"} <= listed
+
+
+def test_every_method_has_a_page() -> None:
+    index = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
+    for name in fedtail.Method.registry:
+        if fedtail.Method.registry[name].__module__.startswith("fedtail."):
+            assert f"({name}.md)" in index
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fedtail.__version__}\n" in citation
