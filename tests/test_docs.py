@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,11 @@ def given(page: Path) -> dict[str, Any]:
     if page.name == "choose-a-split.md":
         labels = np.repeat(np.arange(10), 100)
         return {"labels": labels, "class_names": [str(c) for c in range(10)]}
+    if page.name == "own-data.md":
+        x, y = np.zeros((9, 4), np.float32), np.arange(9) % 3
+        return {"x_train": x, "y_train": y, "x_test": x, "y_test": y} | dict.fromkeys(
+            ("patients", "machine_of_each_sample", "machine_of_each_test_sample"), y
+        )
     if page.name == "metrics.md":
         batch = torch.zeros(20, 4), torch.arange(20) % 10
         return {"model": torch.nn.Linear(4, 10), "batches": [batch], "train_counts": [5] * 10}
@@ -123,7 +129,10 @@ def test_the_examples_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "example", **given(page)}
+    module = ModuleType("example")  # pydantic looks for the module of a class
+    monkeypatch.setitem(sys.modules, "example", module)
+    namespace = vars(module)
+    namespace.update(given(page))
     installed = {id(registry): dict(registry._classes) for registry in registries()}
     with registered():
         for block in blocks(page):
