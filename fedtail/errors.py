@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import ValidationError
+
+# What pydantic says of Python types, in the words of someone who writes TOML.
+PLAIN_WORDS = {
+    "model_type": "give a name, or a table of fields",
+    "model_attributes_type": "give a name, or a table of fields",
+    "dict_type": "give a table of fields",
+    "tuple_type": 'give a list, such as ["a", "b"]',
+    "int_type": "give a whole number",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_type": "give a number",
+    "float_parsing": "give a number",
+    "bool_type": "give true or false",
+    "bool_parsing": "give true or false",
+    "string_type": "give text",
+}
 
 
 class FedtailError(ValueError):
@@ -19,9 +36,14 @@ class RunStopped(RuntimeError):
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:
     """Return the error for a name that nobody registered, suggesting the nearest one."""
     known = sorted(allowed)
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return FedtailError(f"unknown {kind} '{name}'{hint} (known: {', '.join(known)})")
+    listed = f"known: {', '.join(known)}" if known else "there are none here"
+    return FedtailError(f"unknown {kind} '{name}'{suggestion(name, known)} ({listed})")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a half-sentence with the nearest of the known names, or nothing."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def sentence(error: ValidationError, where: str = "") -> str:
@@ -33,5 +55,20 @@ def sentence(error: ValidationError, where: str = "") -> str:
         return f"{path}: {inner}" if path else str(inner)
     if first["type"] == "missing":
         return f"'{path}' is required"
-    message = first["msg"]
-    return f"'{path}' = {first['input']!r} is refused: {message[0].lower()}{message[1:]}"
+    return f"'{path}' = {_shown(first['input'])} is refused: {_reason(first)}"
+
+
+def _reason(complaint: Mapping[str, Any]) -> str:
+    message = PLAIN_WORDS.get(complaint["type"]) or complaint["msg"]
+    message = f"{message[0].lower()}{message[1:]}"
+    if complaint["type"] == "literal_error":
+        # The choices are only there as text: 'auto', 'cpu' or 'cuda'.
+        choices = complaint["ctx"]["expected"].split("'")[1::2]
+        return f"{message}{suggestion(str(complaint['input']), choices)}"
+    return message
+
+
+def _shown(value: Any, most: int = 80) -> str:
+    """Return a value for a message; an array or a whole table is cut, and never has line breaks."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -22,6 +22,9 @@ from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 
+# What a description says in place of fields where it can only name what it was made from.
+MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
+
 ModelLike = ModelSpec | nn.Module | Callable[..., nn.Module]
 
 
@@ -65,6 +68,11 @@ class Experiment(Config):
     @field_validator("model", mode="before")
     @classmethod
     def _model(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "name" not in value:
+            raise FedtailError(
+                "say which model these fields are of, for example --model resnet8 model.width=16 "
+                f"(known: {', '.join(ModelSpec.registry)})"
+            )
         if isinstance(value, str | Mapping):
             return ModelSpec.model_validate(value)
         if value is None or isinstance(value, ModelSpec | nn.Module) or callable(value):
@@ -83,8 +91,11 @@ class Experiment(Config):
             raise FedtailError(
                 f"per_round = {self.per_round} is more than the {self.clients} clients there are"
             )
-        if self.min_clients > (self.per_round or self.clients or self.min_clients):
-            raise FedtailError(f"min_clients = {self.min_clients} is more than a round has")
+        cohort = self.per_round or self.clients
+        if cohort is not None and self.min_clients > cohort:
+            raise FedtailError(
+                f"min_clients = {self.min_clients} is more than the {cohort} clients of a round"
+            )
         return self
 
     @property
@@ -117,8 +128,8 @@ def load_experiment(path: Path) -> dict[str, Any]:
 
 def make_experiment(plain: Mapping[str, Any]) -> Experiment:
     """Return the experiment that plain data describes, or one sentence about what is wrong."""
-    for section in ("data", "model"):
-        if isinstance(plain.get(section), Mapping) and "python" in plain[section]:
+    for section, mark in MADE_IN_PYTHON.items():
+        if isinstance(plain.get(section), Mapping) and mark in plain[section]:
             raise FedtailError(
                 f"this run's {section} was made in Python; resume it there, with "
                 "fedtail.run(experiment, out=..., resume=True)"
