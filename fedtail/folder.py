@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,26 @@ class RunFolder:
 
     def begin(self, experiment: str, split: str, numerics: Mapping[str, Any]) -> None:
         """Write what is known before the first round."""
+        files = {
+            self.path / "split.json": split,
+            self.path / "env.json": json.dumps({**environment(), **numerics}, indent=1),
+            # Last: a folder with a description is a run that can be resumed.
+            self.experiment: experiment,
+        }
         make_folder(self.path)
-        write_atomic(self.path / "split.json", split)
-        write_atomic(self.path / "env.json", json.dumps({**environment(), **numerics}, indent=1))
-        # Last: a folder with a description is a run that can be resumed.
-        write_atomic(self.experiment, experiment)
+        try:
+            for path, content in files.items():
+                write_atomic(path, content)
+        except FedtailError:
+            self._abandon(files)
+            raise
+
+    def _abandon(self, files: Iterable[Path]) -> None:
+        """Leave nothing behind that a second attempt would stumble over."""
+        with contextlib.suppress(OSError):
+            for path in files:
+                path.unlink(missing_ok=True)
+            self.path.rmdir()
 
     def finish(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the model."""

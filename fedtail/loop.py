@@ -22,7 +22,7 @@ from fedtail.callbacks import (
 )
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.workplace import numerics
-from fedtail.errors import RunStopped
+from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import scores
@@ -234,7 +234,14 @@ class Loop:
 
     def history(self, rounds: int) -> list[dict[str, Any]]:
         """Return the records of the rounds that the checkpoint stands on."""
-        return [] if self.folder is None else read_records(self.folder.metrics, until=rounds)
+        if self.folder is None:
+            return []
+        records = read_records(self.folder.metrics, until=rounds)
+        if [record["round"] for record in records] != list(range(1, rounds + 1)):
+            raise FedtailError(
+                f"'{self.folder.metrics}' does not hold the {rounds} rounds of the checkpoint"
+            )
+        return records
 
     def begin(self) -> None:
         """Write what is known before the first round."""

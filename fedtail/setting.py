@@ -97,15 +97,23 @@ def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     )
 
 
+def check_cohort(experiment: Experiment, clients: int) -> None:
+    """Refuse a cohort that the clients cannot fill; how many there are may come from the data."""
+    cohort = experiment.per_round or clients
+    if cohort > clients:
+        raise FedtailError(f"per_round = {cohort} is more than the {clients} clients there are")
+    if experiment.min_clients > cohort:
+        raise FedtailError(
+            f"min_clients = {experiment.min_clients} is more than the {cohort} clients of a round"
+        )
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
     dataset = experiment.data.load()
     split = share_out(experiment, dataset)
-    if (experiment.per_round or 1) > len(split.parts):
-        raise FedtailError(
-            f"per_round = {experiment.per_round} is more than the {len(split.parts)} clients"
-        )
+    check_cohort(experiment, len(split.parts))
     federation = Federation(dataset, split.parts, experiment.augment, device)
     spec = experiment.model or experiment.data.model_for(dataset)
     with contained(derive(experiment.seed, "model")):

@@ -79,11 +79,15 @@ class Checkpoint(Callback):
         if not path.exists():
             return None
         manifest = _manifest(path)
-        state = restore(kind, manifest["state"], self._read(manifest["server"]))
-        entries = {int(client): entry for client, entry in manifest["clients"].items()}
-        states = {client: self._read(entry) for client, entry in entries.items()}
+        try:
+            state = restore(kind, manifest["state"], self._read(manifest["server"]))
+            entries = {int(client): entry for client, entry in manifest["clients"].items()}
+            states = {client: self._read(entry) for client, entry in entries.items()}
+            done = int(manifest["round"])
+        except (KeyError, TypeError, AttributeError):
+            raise FedtailError(f"the checkpoint '{path}' does not describe this run") from None
         self._clients = {client: (states[client], entry) for client, entry in entries.items()}
-        return Snapshot(manifest["round"], state, states)
+        return Snapshot(done, state, states)
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> Entry:
         data = pack_tensors(tensors)
@@ -105,8 +109,10 @@ class Checkpoint(Callback):
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: Any = json.loads(path.read_bytes())
     except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
         raise FedtailError(f"the checkpoint '{path}' is truncated or not JSON") from None
     if manifest.get("format") != FORMAT:
         raise FedtailError(

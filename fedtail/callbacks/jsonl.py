@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -34,21 +35,32 @@ class JsonLines(Callback):
         kept = _lines(self.path, info.done) if info.done else []
         make_folder(self.path.parent)
         write_atomic(self.path, "".join(f"{line}\n" for line, _ in kept))
-        self._file = self.path.open("a", encoding="utf-8", newline="\n")
+        try:
+            self._file = self.path.open("a", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def on_round(self, record: Record) -> None:
         """Append the round; it is on its way to the disk before the next one starts."""
         if self._file is None:
             raise FedtailError("JsonLines.on_round came before on_start")
         line = json.dumps(json_ready(record), allow_nan=False, ensure_ascii=False)
-        self._file.write(f"{line}\n")
-        self._file.flush()
+        try:
+            self._file.write(f"{line}\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            # What a full disk did not take is tried again here; the round's own error said it.
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _unwritable(self, error: OSError) -> FedtailError:
+        return FedtailError(f"cannot write '{self.path}': {error.strerror}")
 
 
 def read_records(path: Path | str, until: int | None = None) -> list[dict[str, Any]]:
