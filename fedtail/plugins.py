@@ -6,7 +6,9 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedtail.errors import FedtailError
@@ -21,10 +23,8 @@ def load_plugins(plugins: Sequence[str]) -> None:
         if plugin.endswith(".py"):
             _load_file(Path(plugin))
         else:
-            try:
+            with _explained(plugin):
                 importlib.import_module(plugin)
-            except ModuleNotFoundError as error:
-                raise FedtailError(f"plug-in '{plugin}' cannot be imported: {error}") from None
 
 
 def _load_file(path: Path) -> None:
@@ -39,7 +39,33 @@ def _load_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _explained(str(path)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+
+
+@contextmanager
+def _explained(plugin: str) -> Iterator[None]:
+    """Turn what importing a plug-in raises into one sentence with its place in the file."""
+    try:
+        yield
+    except FedtailError as error:
+        raise FedtailError(f"plug-in '{plugin}': {error}") from None
+    except Exception as error:
+        raise FedtailError(
+            f"plug-in '{plugin}' cannot be imported: {first_line(error)}{place(error, plugin)}"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of someone else's code says, in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
+def place(error: Exception, file: str) -> str:
+    """Return the last line of a file that was running when the error came, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).name == Path(file).name]
+    return f" (line {own[-1].lineno})" if own else ""
