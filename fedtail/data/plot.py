@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fedtail.errors import unknown_name
+from fedtail.files import write_atomic
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedtail.data.split import Split
 
 MANY_CLIENTS = 50
@@ -108,7 +114,16 @@ def draw(split: Split, path: Path | str, class_names: Sequence[str] | None = Non
     if class_names is not None and classes <= MANY_CLASSES:
         heat.set_xticks(np.arange(classes), class_names, rotation=45, ha="right")
     figure.colorbar(image, ax=heat, label="samples")
-    figure.savefig(path, dpi=150)
+    write_atomic(Path(path), _rendered(figure, Path(path).suffix.removeprefix(".") or "png"))
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    known = figure.canvas.get_supported_filetypes()
+    if kind.lower() not in known:
+        raise unknown_name("picture format", kind, known)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind.lower(), dpi=150)
+    return buffer.getvalue()
 
 
 def _shown(clients: int) -> int:
