@@ -83,7 +83,8 @@ class LocalTraining(Config):
 
     def _part(self, order: Tensor, epoch: int) -> Tensor:
         share = 1.0 if self.steps else min(1.0, self.epochs - epoch)
-        return order[: math.ceil(share * len(order))]
+        # 1.1 - 1 is a little more than 0.1: that little is not another sample.
+        return order[: max(1, math.ceil(share * len(order) - 1e-6))]
 
 
 def _cut(order: Tensor, size: int, pairs: bool) -> list[Tensor]:
@@ -100,11 +101,12 @@ def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
     One sample has no variance, so a client with a single sample (or a batch size of 1) would fail
     or be normalised to zero; the running statistics are the best there is then.
     """
-    single = size == 1
-    for norm in norms if single else ():
+    # Layers that are frozen are in evaluation mode already, and stay there.
+    moving = [norm for norm in norms if norm.training] if size == 1 else []
+    for norm in moving:
         norm.eval()
     try:
         yield
     finally:
-        for norm in norms if single else ():
+        for norm in moving:
             norm.train()
