@@ -41,7 +41,9 @@ class StepDecay(Schedule):
 
     def factor(self, round: int, rounds: int) -> float:
         """Return gamma to the number of drops passed."""
-        return float(self.gamma ** sum(round - 1 >= fraction * rounds for fraction in self.at))
+        # The small subtrahend keeps a whole number whole: 0.55 x 100 is 55.00000000000001.
+        passed = sum(round - 1 >= fraction * rounds - 1e-9 for fraction in self.at)
+        return float(self.gamma**passed)
 
 
 @Schedule.register("cosine")
