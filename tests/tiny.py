@@ -165,8 +165,7 @@ class Isolated:
 
 
 def _copied(place: Workplace) -> Workplace:
-    method = type(place.method).model_validate(place.method.describe())
-    base, model = copy.deepcopy((place.base, place.model))
+    method, base, model = copy.deepcopy((place.method, place.base, place.model))
     return Workplace(place.federation, method, base, model, place.seed, place.device)
 
 

@@ -1,0 +1,71 @@
+"""Where the class prior comes from."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from fedtail.models import SplitModel
+from fedtail.protocol import Payload, Update
+from fedtail.training import ClassPrior, GlobalPrior, LocalPrior
+
+# Client 0 holds classes 0, 0, 1; client 1 holds 1; class 2 is nobody's.
+DATA = tiny.federation([[0.0]] * 4, [0, 0, 1, 1], [[0, 1, 2], [3]], classes=3)
+MODEL = SplitModel(nn.Sequential(nn.Linear(1, 3)))
+
+
+def test_local_sends_nothing() -> None:
+    exchange = LocalPrior().setup({}, tiny.server(MODEL, 2))
+    with pytest.raises(StopIteration) as end:
+        next(exchange)
+    assert end.value.value is None
+
+
+def test_local_is_the_own_counts() -> None:
+    counts = LocalPrior().counts(None, tiny.client(DATA, 0, MODEL))
+    assert counts.tolist() == [2.0, 1.0, 0.0]
+    assert counts.dtype == torch.float32
+
+
+def asked(prior: GlobalPrior, answering: list[int]) -> Tensor:
+    """Carry the preliminary exchange through with these clients."""
+    exchange = prior.setup({}, tiny.server(MODEL, 2))
+    tasks = next(exchange)
+    assert [(task.client, task.action) for task in tasks] == [(0, "inform"), (1, "inform")]
+    updates = [
+        Update(k, prior.report(tasks[k].payload, tiny.client(DATA, k, MODEL))) for k in answering
+    ]
+    with pytest.raises(StopIteration) as end:
+        exchange.send(updates)
+    told: Tensor = end.value.value
+    return told
+
+
+def test_global_is_the_sum_of_all_counts() -> None:
+    # (2, 1, 0) + (0, 1, 0)
+    told = asked(GlobalPrior(), [0, 1])
+    assert told.tolist() == [2.0, 2.0, 0.0]
+    assert told.dtype == torch.float32
+
+
+def test_global_is_the_sum_of_those_who_answered() -> None:
+    assert asked(GlobalPrior(), [1]).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_global_counts_are_what_the_client_is_told() -> None:
+    told = torch.tensor([7.0, 0.0, 1.0])
+    assert torch.equal(GlobalPrior().counts(told, tiny.client(DATA, 1, MODEL)), told)
+
+
+def test_global_counts_may_be_summed_under_encryption() -> None:
+    report = GlobalPrior().report(Payload(), tiny.client(DATA, 0, MODEL))
+    assert report.summable == {"counts"}
+    assert report.tensors["counts/classes"].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("name", list(ClassPrior.registry))
+def test_a_client_that_was_told_nothing_has_its_own_counts(name: str) -> None:
+    counts = ClassPrior.model_validate(name).counts(None, tiny.client(DATA, 1, MODEL))
+    assert counts.tolist() == [0.0, 1.0, 0.0]
