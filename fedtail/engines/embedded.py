@@ -42,14 +42,17 @@ class Embedded:
         failed: list[Dropped] = []
         for wave in self._waves(tasks, round, rounds):
             jobs = [
-                Job(task, states.get(task.client) or self.states.get(task.client, {}), clock)
+                Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
                 for task, clock in wave
             ]
             for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
                 self._collect(job, done, states, updates, failed)
         replies = sift(tasks, updates, failed)
         refused = {dropped.client for dropped in replies.dropped}
-        self.states.update({c: s for c, s in states.items() if s and c not in refused})
+        for client, state in states.items():
+            # An empty state is kept only where it replaces one: the client has forgotten it.
+            if client not in refused and (state or client in self.states):
+                self.states[client] = state
         return replies
 
     def evaluate(self, tensors: Tensors) -> Evaluation:

@@ -15,7 +15,14 @@ from fedtail.protocol import Payload
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return named tensors as safetensors bytes; none as no bytes."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    stored: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        place = flat.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory (tied weights, views of one another).
+        plain[name] = flat.clone() if place in stored else flat
+        stored.add(place)
     # safetensors writes an empty file that it does not read back.
     return safetensors.torch.save(plain) if plain else b""
 

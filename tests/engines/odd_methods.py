@@ -1,0 +1,61 @@
+"""Methods that do what a client half may do wrong. Worker processes import this module."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from fedtail import Client, FedAvg, Payload, action
+from fedtail.methods import ModelState
+
+
+class Remembering(FedAvg[ModelState]):
+    """Keeps how often each client was asked, and what it drew."""
+
+    @action
+    def ask(self, payload: Payload, client: Client) -> Payload:
+        count = client.state.get("count", torch.zeros(1)) + 1
+        drawn = torch.rand(3, generator=client.generator("draw"))
+        client.state["count"] = count
+        return Payload(
+            {"count": count, "drawn": drawn, "stream": torch.rand(3)}, {"turn": client.turn}
+        )
+
+    @action
+    def forget(self, payload: Payload, client: Client) -> Payload:
+        client.state.clear()
+        return Payload()
+
+    def unmarked(self, payload: Payload, client: Client) -> Payload:
+        return Payload()
+
+
+class Raising(FedAvg[ModelState]):
+    """Client 1 fails after it has touched its state."""
+
+    @action
+    def ask(self, payload: Payload, client: Client) -> Payload:
+        client.state["seen"] = torch.tensor([float(client.round)])
+        if client.id == 1 and client.round == 2:
+            raise ValueError("out of luck")
+        return Payload({"x": torch.ones(1)})
+
+
+class Poisoned(FedAvg[ModelState]):
+    """Client 1 sends NaN in round 2."""
+
+    @action
+    def ask(self, payload: Payload, client: Client) -> Payload:
+        client.state["seen"] = torch.tensor([float(client.round)])
+        bad = client.id == 1 and client.round == 2
+        return Payload({"x": torch.full((1,), float("nan") if bad else 1.0)})
+
+
+class Dying(FedAvg[ModelState]):
+    """Client 3 ends its process."""
+
+    def prepare(self, run: Any) -> Any:
+        if run.client.id == 3:
+            os._exit(7)
