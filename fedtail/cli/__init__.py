@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from fedtail.cli.compare import compare
+from fedtail.cli import compare as _compare
+from fedtail.cli import run as _run
+from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
 from fedtail.cli.methods import methods
-from fedtail.cli.run import run
-from fedtail.cli.split import split
 from fedtail.errors import FedtailError, RunStopped, sentence
 from fedtail.version import __version__
 
@@ -20,10 +21,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Begin with: fedtail run",
 )
-app.command()(run)
-app.command()(compare)
-app.command()(split)
+app.command(epilog=_run.EXAMPLES)(_run.run)
+app.command(epilog=_compare.EXAMPLES)(_compare.compare)
+app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command()(methods)
 app.add_typer(data, name="data")
 
@@ -37,7 +39,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Train one good global model from data that is decentralised, non-IID and long-tailed."""
@@ -46,17 +48,41 @@ def root(
 def main() -> None:
     """Run the command line: wrong input is one sentence and exit code 2, never a traceback."""
     try:
-        app()
-    except FedtailError as error:
-        _fail(str(error), 2)
-    except ValidationError as error:
-        _fail(sentence(error), 2)
-    except RunStopped as error:
-        _fail(str(error), 1)
-    except OSError as error:
-        _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+        code = app(standalone_mode=False)
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        message, code = explained
+        if message:
+            print(f"error: {message}", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
+def explain(error: Exception) -> tuple[str, int] | None:
+    """Return one sentence and the exit code, or nothing for what is a bug."""
+    match error:
+        case FedtailError():
+            return str(error), 2
+        case ValidationError():
+            return sentence(error), 2
+        case RunStopped():
+            return str(error), 1
+        case OSError():
+            reason = error.strerror or str(error)
+            return (f"{error.filename}: {reason}" if error.filename else reason), 2
+    return _usage(error)
+
+
+def _usage(error: Exception) -> tuple[str, int] | None:
+    # Told by what it can do: typer raises click's errors, or those of a copy of click of its own.
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
+        return None
+    message = " ".join(str(format_message()).split())
+    if not message:  # without a command the help was shown, and there is nothing to add
+        return "", 0
+    message, *more = re.split(r"\.? \(?(?=Did you mean)", message.removesuffix("."), maxsplit=1)
+    near = getattr(error, "possibilities", None) or re.findall(r"'([^']+)'", "".join(more))
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"{message[0].lower()}{message[1:]}{hint}", 2

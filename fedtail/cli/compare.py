@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedtail.callbacks import Progress
-from fedtail.cli.options import Plugins, Words, apply, described, with_flags
-from fedtail.cli.tables import comparison
+from fedtail.callbacks import Progress, read_records
+from fedtail.cli.describe import apply, described
+from fedtail.cli.options import EXPERIMENT, OUTPUT, Plugins, Words, with_flags
+from fedtail.cli.results import History, Line, write_results
+from fedtail.cli.specs import folder_name, split_spec
+from fedtail.cli.tables import make_console, show_lines
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
 from fedtail.folder import RunFolder
 from fedtail.loop import run
+from fedtail.plugins import first_line
+
+EXAMPLES = """Examples:
+
+fedtail compare --method fedavg --method fedavg,local.lr=0.1 --seeds 3
+
+fedtail compare a.toml --method fedavg --method fedavg,sampler=class_balanced
+"""
+
+Plan = dict[str, dict[int, Experiment]]
 
 
 @with_flags("method", "seed")
@@ -27,64 +43,137 @@ def compare(
         typer.Option(
             "--method",
             metavar="NAME[,FIELD=VALUE]...",
-            help="a method to compare, perhaps with fields of its own; repeat the flag for more",
+            help="a method, perhaps with fields of its own; repeat the flag for more",
+            rich_help_panel=EXPERIMENT,
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, from 0")] = 1,
-    out: Annotated[Path, typer.Option(help="the folder of all runs")] = Path("runs/compare"),
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="runs of each method, each with a seed of its own (default 1)",
+            rich_help_panel=EXPERIMENT,
+            show_default=False,
+        ),
+    ] = 1,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="where all runs and the table go (default runs/compare)",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = Path("runs/compare"),
     plugin: Plugins = None,
 ) -> None:
     """Compare methods under one protocol, over several seeds.
 
-    Runs that are there already are not run again, and one that was interrupted goes on where it
-    stopped, so the same command continues a comparison. One that fails does not stop the others.
-
-    fedtail compare --method fedavg --method "fedavg,loss=balanced_softmax" --data digits --seeds 3
+    The same command again goes on with a comparison: finished runs are not run
+    again, an interrupted one goes on where it stopped. One that fails does not
+    stop the others. The table is also in comparison.json and comparison.csv.
     """
+    if seeds < 1:
+        raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
     if not methods:
         raise FedtailError("name at least one method to compare: --method fedavg --method ...")
-    plain = described(words, flags, plugin)
-    plan = {(spec, seed): variant(plain, spec, seed) for spec in methods for seed in range(seeds)}
-    make_folder(out)
-    console = Console()
-    histories: dict[str, list[Any]] = {spec: [] for spec in methods}
-    failed: dict[str, str] = {}
-    for (spec, seed), experiment in plan.items():
+    plan = make_plan(described(words, flags, plugin), methods, seeds)
+    console = make_console()
+    with folder_for_runs(out):
         try:
-            histories[spec].append(settle(experiment, out / folder_name(spec, seed), console))
-        except (FedtailError, RunStopped) as error:
-            failed[f"{spec} seed {seed}"] = str(error)
-            console.print(f"{spec} seed {seed} failed: {error}", style="red", soft_wrap=True)
-    console.print(comparison(histories, failed))
-    if failed:
+            lines = carry_out(plan, out, console)
+        except KeyboardInterrupt:
+            console.print("interrupted; the same command goes on from here")
+            raise typer.Exit(130) from None
+        write_results(out, lines)
+    show_lines(console, lines)
+    console.print(str(out), soft_wrap=True, highlight=False, markup=False)
+    if any(line.failures for line in lines):
         raise typer.Exit(1)
+
+
+def make_plan(plain: dict[str, Any], methods: list[str], seeds: int) -> Plan:
+    """Return every experiment by method and seed, all checked before the first one runs."""
+    first = plain.get("seed", 0)
+    if not isinstance(first, int):
+        raise FedtailError(f"'seed' = {first!r} is refused: give a whole number")
+    specs = dict.fromkeys(",".join(split_spec(method)) for method in methods)
+    return {
+        spec: {seed: variant(plain, spec, seed) for seed in range(first, first + seeds)}
+        for spec in specs
+    }
 
 
 def variant(plain: dict[str, Any], spec: str, seed: int) -> Experiment:
     """Return the experiment with another method and seed."""
-    name, *fields = spec.split(",")
+    name, *fields = split_spec(spec)
     changed = {**plain, "seed": seed, "name": f"{spec} seed {seed}"}
-    if isinstance(changed.get("method"), dict):
-        changed["method"] = dict(changed["method"])
     apply(changed, "method", name)
     for path, value in parse_overrides(fields):
         apply(changed, f"method.{path}", value)
-    return make_experiment(changed)
+    try:
+        return make_experiment(changed)
+    except FedtailError as error:
+        raise FedtailError(f"--method {spec}: {error}") from None
 
 
-def folder_name(spec: str, seed: int) -> str:
-    """Return a name for the run's folder that is safe in any file system."""
-    safe = "".join(c if c.isalnum() or c in "-._=" else "-" for c in spec)
-    return f"{safe}-seed{seed}"
+@contextlib.contextmanager
+def folder_for_runs(out: Path) -> Iterator[None]:
+    """Make the folder first, so that a wrong one is found early; leave no empty one behind."""
+    make_folder(out)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            out.rmdir()
 
 
-def settle(experiment: Experiment, path: Path, console: Console) -> list[dict[str, Any]]:
+def carry_out(plan: Plan, out: Path, console: Console) -> list[Line]:
+    """Do what is left of every run; what fails is noted, and the next one is begun."""
+    lines = [Line(spec) for spec in plan]
+    refusals: set[str] = set()
+    for line in lines:
+        for seed, experiment in plan[line.spec].items():
+            try:
+                path = out / folder_name(line.spec, seed)
+                line.histories[seed] = settle(experiment, path, console)
+            except Exception as error:
+                line.failures[seed] = reason(error)
+                if isinstance(error, FedtailError):
+                    refusals.add(str(error))
+                message = f"{experiment.title} failed: {line.failures[seed]}"
+                console.print(message, style="red", soft_wrap=True, markup=False)
+    if len(refusals) == 1 and not any(line.histories for line in lines):
+        # What every run refuses is wrong input to the command itself.
+        raise FedtailError(refusals.pop())
+    return lines
+
+
+def reason(error: Exception) -> str:
+    """Return why a run failed; for a bug in a method, with its place in the file."""
+    if isinstance(error, FedtailError | RunStopped):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def settle(experiment: Experiment, path: Path, console: Console) -> History:
     """Return the history of a run, after doing what is left of it."""
     folder = RunFolder(path)
     started = folder.experiment.exists()
-    if started and make_experiment(load_experiment(folder.experiment)) != experiment:
-        raise FedtailError(f"'{path}' holds a run with other settings; choose another --out")
-    if not folder.finished:
+    if started and not same(make_experiment(load_experiment(folder.experiment)), experiment):
+        raise FedtailError("its folder holds a run with other settings; choose another --out")
+    if folder.finished:
+        console.print(f"{experiment.title}: done already", markup=False, highlight=False)
+    else:
         run(experiment, out=path, resume=started, callbacks=[Progress(console)])
-    return folder.records()
+    records = read_records(folder.metrics)
+    if not records:
+        raise FedtailError(f"'{folder.metrics}' holds no round; remove '{path}' to run it again")
+    return records
+
+
+def same(one: Experiment, other: Experiment) -> bool:
+    """Whether two experiments compute the same: the number of workers changes no bit."""
+    return one.but(workers=0) == other.but(workers=0)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedtail.config import Config
+from fedtail.cli.options import Plugins
+from fedtail.cli.tables import make_console
+from fedtail.config import Component, Config
 from fedtail.methods import Method
+from fedtail.plugins import load_plugins
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="show one method's hyper-parameters")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="show this method's hyper-parameters", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """List the methods, or show one with its hyper-parameters and their meaning."""
+    load_plugins(plugin or [])
     classes = [Method.registry[n] for n in ([name] if name else Method.registry)]
     if as_json:
-        print(json.dumps([facts(cls) for cls in classes], indent=1))
+        print(json.dumps([facts(cls) for cls in classes], indent=1, ensure_ascii=False))
     elif name:
         show_one(classes[0])
     else:
@@ -45,12 +53,27 @@ def parameters(cls: type[Config], prefix: str = "") -> list[dict[str, Any]]:
     found = []
     for name, field in cls.model_fields.items():
         default = field.default
-        if isinstance(default, Config) and not default.describe().get("name"):
+        if isinstance(default, Config) and not isinstance(default, Component):
             found += parameters(type(default), f"{prefix}{name}.")
             continue
-        plain = default.describe()["name"] if isinstance(default, Config) else default
-        found.append({"name": f"{prefix}{name}", "default": plain, "meaning": field.description})
+        found.append(
+            {
+                "name": f"{prefix}{name}",
+                "default": default.name if isinstance(default, Component) else default,
+                "choices": choices(field.annotation),
+                "meaning": field.description,
+            }
+        )
     return found
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return what a field may be named, where that is a short list; else nothing."""
+    if inspect.isclass(annotation) and issubclass(annotation, Component):
+        return list(annotation.registry)
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    return []
 
 
 def show_all(classes: list[type[Method[Any]]]) -> None:
@@ -59,23 +82,35 @@ def show_all(classes: list[type[Method[Any]]]) -> None:
     for heading in ("method", "family", "what it does", "needs", "extra traffic"):
         table.add_column(heading)
     for cls in sorted(classes, key=lambda c: (c.family, c.name)):
-        table.add_row(
-            cls.name, cls.family, _first_line(cls), ", ".join(cls.needs) or "-", cls.traffic
-        )
-    Console().print(table)
+        needs = ", ".join(cls.needs) or "-"
+        table.add_row(*map(escape, (cls.name, cls.family, _first_line(cls), needs, cls.traffic)))
+    console = make_console()
+    console.print(table)
+    console.print("\nfedtail methods NAME shows the hyper-parameters of one.", highlight=False)
 
 
 def show_one(cls: type[Method[Any]]) -> None:
     """Print a method's paper and hyper-parameters."""
-    console = Console()
-    console.print(f"[bold]{cls.name}[/bold]  {_first_line(cls)}\n{cls.paper}\n", highlight=False)
+    console = make_console()
+    console.print(f"[bold]{cls.name}[/bold]  {escape(_first_line(cls))}", highlight=False)
+    console.print(cls.paper, highlight=False, markup=False)
+    needs = ", ".join(cls.needs) or "nothing beyond FedAvg"
+    console.print(f"needs: {needs}; extra traffic: {cls.traffic}\n", highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("field", "default", "meaning"):
-        table.add_column(heading)
+    table.add_column("field", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("meaning")
     for row in parameters(cls):
         default = "-" if row["default"] is None else str(row["default"])
-        table.add_row(f"method.{row['name']}", default, row["meaning"])
+        known = f" (one of: {', '.join(row['choices'])})" if row["choices"] else ""
+        table.add_row(*map(escape, (f"method.{row['name']}", default, f"{row['meaning']}{known}")))
     console.print(table)
+    console.print(
+        f"\nset one with: fedtail run --method {cls.name} method.{parameters(cls)[0]['name']}=...",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _first_line(cls: type) -> str:

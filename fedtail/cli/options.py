@@ -3,61 +3,123 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from fedtail.errors import FedtailError
-from fedtail.experiment import (
-    Experiment,
-    load_experiment,
-    make_experiment,
-    override,
-    parse_overrides,
-)
-from fedtail.plugins import load_plugins
+from fedtail.experiment import Experiment
 from fedtail.training import LocalTraining
 
-# flag -> (field of the experiment, type, help where the field's own description is not enough)
-FLAGS: dict[str, tuple[str, type, str]] = {
-    "method": ("method", str, "what is trained, and how: see `fedtail methods`"),
-    "data": ("data", str, "a source (see `fedtail data list`) or the path of your own .npz file"),
-    "model": ("model", str, "the network; by default one that fits the data"),
-    "imbalance": (
-        "tail.imbalance",
-        float,
-        "largest class over smallest class in the training data",
+EXPERIMENT, DATA, TRAINING, RUNNING, OUTPUT = "Experiment", "Data", "Training", "Running", "Output"
+"""The groups that `--help` shows, in this order."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag and the field that it sets.
+
+    Attributes
+    ----------
+    path
+        The field of the experiment.
+    kind
+        What the value is read as.
+    metavar
+        What stands for the value in the help.
+    group
+        Under which heading the help shows it.
+    text
+        The help, where the field's own description is not enough.
+    """
+
+    path: str
+    kind: type
+    metavar: str
+    group: str
+    text: str = ""
+
+    @property
+    def help(self) -> str:
+        """What the help says: the field's meaning and default, unless the flag has its own text."""
+        if self.text:
+            return self.text
+        fields = {**LocalTraining.model_fields, **Experiment.model_fields}
+        field = fields[self.path.rpartition(".")[2]]
+        if field.default is None:
+            return str(field.description)
+        shown = f"{field.default:g}" if self.kind is float else field.default
+        return f"{field.description} (default {shown})"
+
+
+FLAGS = {
+    "method": Flag(
+        "method", str, "NAME", EXPERIMENT, "what is trained: see `fedtail methods` (default fedavg)"
     ),
-    "tail": ("tail", str, "shape of the long tail: exponential, step or none"),
-    "partition": ("partition", str, "how samples are shared out: dirichlet, iid, natural, ..."),
-    "alpha": ("partition.alpha", float, "concentration of a Dirichlet partition; small is skewed"),
-    "clients": ("clients", int, ""),
-    "per_round": ("per_round", int, ""),
-    "rounds": ("rounds", int, ""),
-    "epochs": ("method.local.epochs", float, ""),
-    "batch_size": ("method.local.batch_size", int, ""),
-    "lr": ("method.local.lr", float, ""),
-    "seed": ("seed", int, ""),
-    "workers": ("workers", int, ""),
-    "threads": ("threads", int, ""),
-    "device": ("device", str, ""),
-    "min_clients": ("min_clients", int, ""),
-    "eval_every": ("eval_every", int, ""),
+    "data": Flag(
+        "data",
+        str,
+        "NAME|FILE.npz",
+        DATA,
+        "a source: see `fedtail data list`; or your own .npz file (default digits)",
+    ),
+    "model": Flag(
+        "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
+    ),
+    "imbalance": Flag(
+        "tail.imbalance", float, "RATIO", DATA, "cut a long tail: largest class over smallest class"
+    ),
+    "tail": Flag(
+        "tail",
+        str,
+        "SHAPE",
+        DATA,
+        "its shape: exponential (default with --imbalance), step or none",
+    ),
+    "partition": Flag(
+        "partition",
+        str,
+        "NAME",
+        DATA,
+        "who gets what: dirichlet, iid, natural, shards, ... (default dirichlet)",
+    ),
+    "alpha": Flag(
+        "partition.alpha", float, "ALPHA", DATA, "of dirichlet: small gives clients few classes"
+    ),
+    "clients": Flag("clients", int, "N", DATA),
+    "per_round": Flag("per_round", int, "N", TRAINING),
+    "rounds": Flag("rounds", int, "N", TRAINING),
+    "epochs": Flag("method.local.epochs", float, "E", TRAINING),
+    "batch_size": Flag("method.local.batch_size", int, "N", TRAINING),
+    "lr": Flag("method.local.lr", float, "RATE", TRAINING),
+    "seed": Flag("seed", int, "N", EXPERIMENT),
+    "workers": Flag("workers", int, "N", RUNNING),
+    "threads": Flag("threads", int, "N", RUNNING),
+    "device": Flag(
+        "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps (default auto)"
+    ),
+    "min_clients": Flag("min_clients", int, "N", RUNNING),
+    "eval_every": Flag("eval_every", int, "N", RUNNING),
 }
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE.toml] [SECTION.FIELD=VALUE]...",
-        help="an experiment file, and any field of it: method.local.momentum=0.9",
         show_default=False,
+        hidden=True,  # the usage line and the text of each command say it better than a table
     ),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="FILE.py", help="a Python file with components of your own"),
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="a Python file with components of your own; may be repeated",
+        rich_help_panel=EXPERIMENT,
+        show_default=False,
+    ),
 ]
 
 
@@ -71,76 +133,52 @@ def with_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., 
             flags = {name: values.pop(name) for name in chosen}
             command(flags={k: v for k, v in flags.items() if v is not None}, **values)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p for p in own if p.name != "flags"] + [_parameter(name) for name in chosen]
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "flags"
+        ]
+        _pretend(wrapper, command, in_order([*own, *(_parameter(name) for name in chosen)]))
         return wrapper
 
     return decorate
 
 
+def in_order(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameters group by group: the help shows groups as they first appear."""
+    order = ["", EXPERIMENT, DATA, TRAINING, RUNNING, OUTPUT]
+    # Plug-ins come last in their group: most people never need them.
+    return sorted(parameters, key=lambda p: (order.index(_group(p)), p.name == "plugin"))
+
+
+def _group(parameter: inspect.Parameter) -> str:
+    return getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None) or ""
+
+
+def _pretend(
+    wrapper: Callable[..., None],
+    command: Callable[..., None],
+    parameters: list[inspect.Parameter],
+) -> None:
+    """Give a function that takes anything the face of one that takes these parameters."""
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    wrapper.__dict__["__signature__"] = inspect.Signature(keyword)
+    wrapper.__annotations__ = {p.name: p.annotation for p in keyword}
+    wrapper.__doc__, wrapper.__name__ = command.__doc__, command.__name__
+
+
 def _parameter(name: str) -> inspect.Parameter:
-    path, kind, text = FLAGS[name]
+    flag = FLAGS[name]
     option = typer.Option(
-        f"--{name.replace('_', '-')}", help=text or _description(path), show_default=False
+        f"--{name.replace('_', '-')}",
+        metavar=flag.metavar,
+        help=flag.help,
+        rich_help_panel=flag.group,
+        show_default=False,
     )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, option],
+        annotation=Annotated[flag.kind | None, option],
     )
-
-
-def _description(path: str) -> str:
-    *_, last = path.split(".")
-    fields = {**LocalTraining.model_fields, **Experiment.model_fields}
-    field = fields[last]
-    default = "" if field.default is None else f" [default: {field.default}]"
-    return f"{field.description}{default}"
-
-
-def described(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
-) -> dict[str, Any]:
-    """Return the experiment as plain data: the file, then the flags, then the words."""
-    files = [word for word in words or [] if "=" not in word]
-    if len(files) > 1:
-        raise FedtailError(f"one experiment file at most, not {' and '.join(files)}")
-    plain = load_experiment(Path(files[0])) if files else {}
-    for name, value in flags.items():
-        apply(plain, FLAGS[name][0], value)
-    for path, value in parse_overrides(word for word in words or [] if "=" in word):
-        apply(plain, path, value)
-    if plugins:
-        plain["plugins"] = [*plain.get("plugins", []), *plugins]
-    load_plugins(plain.get("plugins", []))
-    tail = plain.get("tail", {})
-    if isinstance(tail, dict) and "imbalance" in tail:
-        tail.setdefault("name", "exponential")
-    return plain
-
-
-def apply(plain: dict[str, Any], path: str, value: Any) -> None:
-    """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
-    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
-        value = {"name": "npz", "path": value}
-    if isinstance(value, str) and isinstance(plain.get(path), dict):
-        value = {**_carried(path, plain[path], value), "name": value}
-    override(plain, path, value)
-
-
-def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    return {"local": old["local"]} if section == "method" and "local" in old else {}
-
-
-def experiment_from(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
-) -> Experiment:
-    """Return the checked experiment."""
-    return make_experiment(described(words, flags, plugins))

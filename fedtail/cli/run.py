@@ -6,16 +6,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedtail.callbacks import Progress
-from fedtail.cli.options import Plugins, Words, experiment_from, with_flags
-from fedtail.cli.tables import summary
+from fedtail.callbacks import Progress, read_records
+from fedtail.cli.describe import experiment_from
+from fedtail.cli.options import OUTPUT, RUNNING, Plugins, Words, with_flags
+from fedtail.cli.tables import make_console, show_run
+from fedtail.engines.wire import unpack_tensors
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run as run_experiment
 from fedtail.plugins import load_plugins
+from fedtail.state import digest
+
+EXAMPLES = """Examples:
+
+fedtail run --imbalance 20 --alpha 0.3 --rounds 30
+
+fedtail run --data mine.npz --model resnet8 model.width=16 --workers 2
+
+fedtail run experiment.toml method.local.lr=0.1 --seed 1
+
+fedtail run --resume runs/digits-fedavg-seed0
+"""
 
 
 @with_flags()
@@ -24,57 +37,88 @@ def run(
     words: Words = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="the run folder; by default a new one under runs/", show_default=False),
+        typer.Option(
+            metavar="FOLDER",
+            help="the run folder (default: a new one under runs/)",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="go on with the run in this folder", show_default=False
+            metavar="FOLDER",
+            help="go on with the run in this folder; takes no other option",
+            rich_help_panel=RUNNING,
+            show_default=False,
         ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Train one global model from the data of many clients.
 
-    Without any option this trains FedAvg on the digits that come with the package. Examples:
-
-    fedtail run --method fedavg --data digits --imbalance 20 --alpha 0.3 --rounds 30
-
-    fedtail run experiment.toml method.local.lr=0.1 --seed 1
-
-    fedtail run --resume runs/digits-fedavg-seed0
+    Without any option this trains FedAvg on the digits that come with the package.
+    Every field of an experiment can be set: fields without a flag as
+    SECTION.FIELD=VALUE, many of them in a TOML file.
     """
-    if resume is not None:
-        if flags or words or out or plugin:
-            raise FedtailError("--resume takes the experiment from its folder: give nothing else")
-        folder, experiment = reopen(resume)
-    else:
+    if resume is None:
         experiment = experiment_from(words, flags, plugin)
-        folder = RunFolder(out) if out else free_folder(Path("runs"), experiment.title)
-    execute(experiment, folder, resume is not None)
+        folder = RunFolder(out) if out else free_folder(Path("runs"), folder_name(experiment))
+        execute(experiment, folder, resume=False)
+        return
+    if flags or words or out or plugin:
+        raise FedtailError(
+            "--resume takes the whole experiment from its folder: give nothing else; to change "
+            f"something, begin a new run with fedtail run {resume}/experiment.toml ..."
+        )
+    folder = RunFolder(resume)
+    experiment = reopen(folder)
+    if folder.finished:
+        show_finished(experiment, folder)
+    else:
+        execute(experiment, folder, resume=True)
 
 
-def reopen(path: Path) -> tuple[RunFolder, Experiment]:
-    """Return a run folder and the experiment that it holds."""
-    folder = RunFolder(path)
+def folder_name(experiment: Experiment) -> str:
+    """Return the run's title as the name of one folder."""
+    return experiment.title.replace("/", "-").replace("\\", "-")
+
+
+def reopen(folder: RunFolder) -> Experiment:
+    """Return the experiment that a run folder holds."""
     folder.must_be_a_run()
     plain = load_experiment(folder.experiment)
     load_plugins(plain.get("plugins", []))
-    return folder, make_experiment(plain)
+    return make_experiment(plain)
 
 
 def execute(experiment: Experiment, folder: RunFolder, resume: bool) -> None:
     """Run, show, and say how to go on if it is stopped."""
-    console = Console()
+    console = make_console()
     try:
         result = run_experiment(
             experiment, out=folder.path, resume=resume, callbacks=[Progress(console)]
         )
     except (RunStopped, KeyboardInterrupt) as stop:
         if folder.experiment.exists():
-            console.print(f"go on with: fedtail run --resume {folder.path}", soft_wrap=True)
+            _say(f"go on with: fedtail run --resume {folder.path}")
         if isinstance(stop, KeyboardInterrupt):
             raise typer.Exit(130) from None
         raise
-    console.print(summary(result.history, title=experiment.title))
-    console.print(f"{folder.path}  model {result.digest[:16]}", soft_wrap=True, highlight=False)
+    show_run(console, experiment.title, result.history)
+    _say(f"{folder.path}  model {result.digest[:16]}")
+
+
+def show_finished(experiment: Experiment, folder: RunFolder) -> None:
+    """Show a run that came to its end before."""
+    history = read_records(folder.metrics)
+    if not history:
+        raise FedtailError(f"'{folder.metrics}' holds no round")
+    _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
+    show_run(make_console(), experiment.title, history)
+    tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
+    _say(f"{folder.path}  model {digest(tensors)[:16]}")
+
+
+def _say(line: str) -> None:
+    make_console().print(line, soft_wrap=True, highlight=False, markup=False)

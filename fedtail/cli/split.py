@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedtail.cli.options import Plugins, Words, experiment_from, with_flags
+from fedtail.cli.describe import experiment_from
+from fedtail.cli.options import OUTPUT, Plugins, Words, with_flags
+from fedtail.cli.tables import make_console
 from fedtail.data.plot import draw, terminal
 from fedtail.files import write_atomic
 from fedtail.setting import share_out
+
+EXAMPLES = """Examples:
+
+fedtail split --imbalance 20 --alpha 0.3 --clients 10
+
+fedtail split --data mine.npz --partition natural --png split.png
+"""
 
 
 @with_flags(
@@ -32,26 +40,41 @@ def split(
     flags: dict[str, Any],
     words: Words = None,
     png: Annotated[
-        Path | None, typer.Option(help="draw it into this PNG", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="draw it into this file",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="write the recipe as JSON", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="write the recipe and the counts as JSON",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Show who gets which classes: a table, a picture, and how far clients are from the whole.
+    """Show who gets which classes: a table, a picture, and how skewed it is.
 
-    fedtail split --data digits --imbalance 20 --partition dirichlet --alpha 0.3 --clients 10
+    Nothing is trained. The same flags given to `fedtail run` train on this split.
     """
     experiment = experiment_from(words, flags, plugin)
     dataset = experiment.data.load()
     made = share_out(experiment, dataset)
-    console = Console()
-    console.print(made.table(dataset.classes))
-    console.print(terminal(made))
-    for line in made.summary():
-        console.print(line, highlight=False)
     if png is not None:
         draw(made, png, dataset.classes)
     if save is not None:
         write_atomic(save, made.to_json())
+    console = make_console()
+    console.print(made.table(dataset.classes))
+    console.print(terminal(made))
+    for line in made.summary():
+        console.print(line, highlight=False)
+    for path in (png, save):
+        if path is not None:
+            console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)

@@ -1,57 +1,77 @@
-"""Tables for the terminal."""
+"""Tables for the terminal: readable at 80 columns, numbers never cut."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any
 
+from rich.console import Console
+from rich.measure import measure_renderables
 from rich.table import Table
+from rich.text import Text
 
+from fedtail.cli.results import SCORES, History, Line
 from fedtail.metrics import human_bytes
 
-SCORES = {
-    "all": "accuracy",
-    "many": "many",
-    "medium": "medium",
-    "few": "few",
-    "worst class": "worst_class",
-}
-
-History = Sequence[Mapping[str, Any]]
+NARROWEST = 64
+"""A terminal with fewer columns wraps the lines; the numbers are still whole."""
 
 
-def summary(history: History, title: str) -> Table:
-    """Return one run's last numbers."""
-    return comparison({title: [history]})
+def make_console() -> Console:
+    """Return standard output; colours and live displays only where it is a terminal."""
+    # Asked of the stream itself: rich takes FORCE_COLOR, common in CI, for a terminal.
+    console = Console(force_terminal=sys.stdout.isatty())
+    console.width = max(console.width, NARROWEST)
+    return console
 
 
-def comparison(
-    runs: Mapping[str, Sequence[History]], failed: Mapping[str, str] | None = None
-) -> Table:
-    """Return a line a method: mean (and deviation) over seeds of the last round."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", no_wrap=True)
-    for heading in [*SCORES, "traffic", "time"]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, histories in runs.items():
-        if histories:
-            table.add_row(name, *_cells(histories))
-    for name, reason in (failed or {}).items():
-        table.add_row(name, f"failed: {reason}")
-    return table
+def show_run(console: Console, title: str, history: History) -> None:
+    """Print one run's last numbers."""
+    show_lines(console, [Line(title, {0: history})])
 
 
-def _cells(histories: Sequence[History]) -> list[str]:
-    cells = [_percent([history[-1][key] for history in histories]) for key in SCORES.values()]
-    traffic = fmean(sum(r["bytes_up"] + r["bytes_down"] for r in history) for history in histories)
-    seconds = fmean(sum(r["seconds"] for r in history) for history in histories)
-    return [*cells, human_bytes(round(traffic)), f"{seconds:.0f} s"]
+def show_lines(console: Console, lines: Sequence[Line]) -> None:
+    """Print a line a method: mean and deviation over seeds of the last round.
+
+    Where this is too wide, the deviation stands below its mean.
+    """
+    wide = table(lines, " ")
+    room = measure_renderables(console, console.options, [wide]).minimum
+    names = max((len(line.label) for line in lines if len(line.histories) > 1), default=0)
+    fits = room + min(names, 24) <= console.width
+    console.print(wide if fits else table(lines, "\n"))
 
 
-def _percent(values: Sequence[float | None]) -> str:
-    known = [100 * value for value in values if value is not None]
-    if not known:
+def table(lines: Sequence[Line], between: str) -> Table:
+    """Return the table, with this between a mean and its deviation."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    made.add_column("run", overflow="fold", vertical="top")
+    for heading in ("all", "many", "medium", "few", "worst\nclass", "traffic", "time"):
+        made.add_column(heading, justify="right", no_wrap=True, vertical="top")
+    for line in lines:
+        made.add_row(_name(line), *_cells(line, between))
+    return made
+
+
+def _name(line: Line) -> Text:
+    name = Text(line.label)
+    for reason in dict.fromkeys(line.failures.values()):
+        seeds = [str(seed) for seed, why in line.failures.items() if why == reason]
+        plural = "s" if len(seeds) > 1 else ""
+        name.append(f"\nseed{plural} {', '.join(seeds)}: {reason}", style="red")
+    return name
+
+
+def _cells(line: Line, between: str) -> list[str]:
+    if not line.histories:
+        return ["failed"]
+    cells = [_percent(line.score(key), between) for key in SCORES]
+    return [*cells, human_bytes(round(line.traffic)), f"{line.seconds:.0f} s"]
+
+
+def _percent(score: Mapping[str, Any], between: str) -> str:
+    if score["mean"] is None:
         return "-"
-    spread = f" ±{stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{fmean(known):.1f}{spread}"
+    spread = "" if score["std"] is None else f"{between}±{100 * score['std']:.1f}"
+    return f"{100 * score['mean']:.1f}{spread}"
