@@ -32,6 +32,7 @@ class ClientData:
     std: Tensor
     augment: Augment
     device: torch.device
+    channels_last: bool = False
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -47,7 +48,7 @@ class ClientData:
         x = normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
-        return x, self.labels[index].to(self.device)
+        return laid_out(x, self.channels_last), self.labels[index].to(self.device)
 
 
 class Federation:
@@ -63,8 +64,10 @@ class Federation:
         parts: Sequence[np.ndarray],
         augment: Augment | None = None,
         device: torch.device | str = "cpu",
+        channels_last: bool = False,
     ) -> None:
         self.device = torch.device(device)
+        self.channels_last = channels_last and len(dataset.input_shape) == 3
         self.dataset = dataset
         self.train = _placed(dataset.train, self.device)
         self.test = _placed(dataset.test, self.device)
@@ -96,6 +99,7 @@ class Federation:
             std=self.std,
             augment=self.augment,
             device=self.device,
+            channels_last=self.channels_last,
         )
 
     def counts(self, k: int) -> Tensor:
@@ -110,7 +114,8 @@ class Federation:
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels from one range."""
         x = self.test.x[torch.arange(start, min(stop, len(self.test)))].to(self.device)
-        return normalised(x, self.mean, self.std), self.test.y[start:stop].to(self.device)
+        x = laid_out(normalised(x, self.mean, self.std), self.channels_last)
+        return x, self.test.y[start:stop].to(self.device)
 
     def server_data(self, positions: np.ndarray) -> ServerData | None:
         """Return the training samples at these positions, for the server; none if empty."""
@@ -118,13 +123,18 @@ class Federation:
             return None
         where = torch.from_numpy(positions)
         x = normalised(self.train.x[where].to(self.device), self.mean, self.std)
-        return ServerData(x, self.train.y[where].to(self.device))
+        return ServerData(laid_out(x, self.channels_last), self.train.y[where].to(self.device))
 
     def _normalisation(self) -> tuple[Tensor, Tensor]:
         channels = [1, -1] + [1] * (len(self.dataset.input_shape) - 1)
         mean = torch.tensor(self.dataset.mean or (0.0,), dtype=torch.float32)
         std = torch.tensor(self.dataset.std or (1.0,), dtype=torch.float32)
         return mean.reshape(channels).to(self.device), std.reshape(channels).to(self.device)
+
+
+def laid_out(x: Tensor, channels_last: bool) -> Tensor:
+    """Return the batch in the memory layout that the network runs in."""
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
 def _placed(samples: Samples, device: torch.device) -> Samples:

@@ -1,0 +1,1 @@
+"""Speed and scale, measured as ratios within one run: machines differ, ratios less so."""
