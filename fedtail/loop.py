@@ -157,12 +157,14 @@ def run(
         The history, the model and the last state.
     """
     folder = None if out is None else RunFolder(Path(out))
+    if resume and folder is None:
+        raise FedtailError("resume needs the run folder: run(experiment, out=..., resume=True)")
     if folder is not None:
         folder.must_be_a_run() if resume else folder.must_be_new()
-    # 1. Everything is loaded and checked before anything is written.
-    setting = prepare(experiment)
     with ExitStack() as stack:
         stack.enter_context(numerics(experiment.threads))
+        # 1. Everything is loaded and checked before anything is written.
+        setting = prepare(experiment)
         engine = Embedded(
             setting.workplace(), experiment.workers, experiment.threads, experiment.plugins
         )
@@ -207,9 +209,10 @@ class Loop:
             state = drive(method.setup(state, server), state, self.engine, server, carried)
             if carried.kept:
                 raise RunStopped("no client answered the preliminary exchange")
+            carried.clients.clear()  # its cost is the first round's, its answers are not
         else:
             state, history = saved.state, self.history(saved.round)
-            self.engine.states.update(saved.client_states)  # type: ignore[arg-type]
+            self.engine.states.update(saved.client_states)
         self.tell_start(saved.round if saved else 0)
         for number in range(len(history) + 1, experiment.rounds + 1):
             # 3. The exchanges of the round, then the test, then everything that watches.
@@ -290,8 +293,11 @@ class Loop:
         tested = last or number % self.setting.experiment.eval_every == 0
         extra = Ledger()
         found = self.test(state, server, extra) if tested else dict.fromkeys(SCORES)
-        cost = [ledger, extra] if last else [ledger]
-        traffic = [client for part in cost for client in part.traffic.values()]
+        # What comes after training is paid once, when it is over.
+        for client, (down, up) in extra.traffic.items() if last else ():
+            ledger.count(client, 0, down)
+            ledger.count(client, 1, up)
+        traffic = ledger.traffic.values()
         return {
             "round": number,
             **found,
@@ -313,6 +319,7 @@ class Loop:
     def finalized(self, state: Any, server: Server, ledger: Ledger) -> Any:
         """Hold the exchanges that come after training, on a copy: clients forget them again."""
         states = dict(self.engine.states)
+        self.engine.after_training(server.round)
         final = drive(
             self.setting.method.finalize(state, server), state, self.engine, server, ledger
         )

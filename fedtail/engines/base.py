@@ -41,6 +41,9 @@ class Engine(Protocol):
     def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
         """Have the tasks done; a client that fails is dropped, never the round."""
 
+    def after_training(self, round: int) -> None:
+        """Give what follows in this round the same random numbers whenever it is done."""
+
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
 

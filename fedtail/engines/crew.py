@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-import torch.multiprocessing  # noqa: F401  (teaches pipes to pass tensors in shared memory)
 from torch import Tensor
+from torch.multiprocessing import get_context
 
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
 from fedtail.engines.workplace import Clock, Workplace, numerics
@@ -114,7 +114,7 @@ class Pool:
     ) -> None:
         self.place = place
         self._broadcasts = 0
-        context = multiprocessing.get_context("spawn")
+        context = get_context("spawn")  # torch's: its pipes pass tensors in shared memory
         self._workers: list[Worker] = []
         for _ in range(workers):
             ours, theirs = context.Pipe()

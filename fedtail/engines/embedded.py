@@ -11,6 +11,8 @@ from fedtail.engines.workplace import Clock, Workplace
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
 
+AFTER_TRAINING = 1_000_000
+
 
 class Embedded:
     """Keeps the clients' states, and gives the same bits for any number of workers.
@@ -33,6 +35,7 @@ class Embedded:
         self.states: ClientStates = {}
         self.crew: Crew = Pool(place, workers, threads, plugins) if workers else Solo(place)
         self._round = -1
+        self._first_turn = 0
         self._turns: Counter[ClientId] = Counter()
 
     def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
@@ -55,6 +58,14 @@ class Embedded:
                 self.states[client] = state
         return replies
 
+    def after_training(self, round: int) -> None:
+        """Count turns from a number that no round reaches.
+
+        The exchanges after training then draw the same numbers in a test, at the end of the run,
+        and when a run is resumed that had only its end left to do.
+        """
+        self._round, self._first_turn, self._turns = round, AFTER_TRAINING, Counter()
+
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
         return self.crew.evaluate(tensors)
@@ -68,13 +79,14 @@ class Embedded:
     ) -> list[list[tuple[Task, Clock]]]:
         """Sort tasks into waves in which no client stands twice."""
         if round != self._round:
-            self._round, self._turns = round, Counter()
+            self._round, self._first_turn, self._turns = round, 0, Counter()
         waves: list[list[tuple[Task, Clock]]] = []
         seen: Counter[ClientId] = Counter()
         for task in tasks:
             number = seen[task.client]
             waves += [[]] if number == len(waves) else []
-            waves[number].append((task, Clock(round, rounds, self._turns[task.client])))
+            turn = self._first_turn + self._turns[task.client]
+            waves[number].append((task, Clock(round, rounds, turn)))
             seen[task.client] += 1
             self._turns[task.client] += 1
         return waves
