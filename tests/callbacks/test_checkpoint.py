@@ -1,0 +1,180 @@
+"""Checkpoints: whole or not at all, and refused in one sentence when they are damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedtail import FedtailError
+from fedtail.callbacks import Checkpoint, RunInfo, Snapshot
+
+
+@dataclass(frozen=True)
+class State:
+    model: dict[str, Tensor]
+    rate: float = 0.1 + 0.2
+    momentum: Tensor | None = None
+
+
+def snapshot(round: int, clients: dict[int, dict[str, Tensor]] | None = None) -> Snapshot:
+    return Snapshot(round, State({"w": torch.tensor([float(round)])}), clients or {})
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    # Prepare
+    clients = {3: {"c": torch.tensor([1, 2])}, 11: {}}
+
+    # Execute
+    Checkpoint(tmp_path).save(snapshot(5, clients))
+    loaded = Checkpoint(tmp_path).load(State)
+
+    # Assert
+    assert loaded is not None
+    assert loaded.round == 5
+    assert loaded.state.rate == 0.1 + 0.2
+    assert loaded.state.momentum is None
+    assert loaded.state.model["w"].tolist() == [5.0]
+    assert loaded.client_states[3]["c"].tolist() == [1, 2]
+    assert loaded.client_states[11] == {}
+
+
+def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
+    assert Checkpoint(tmp_path / "none").load(State) is None
+
+
+def test_only_the_last_files_stay(tmp_path: Path) -> None:
+    saving = Checkpoint(tmp_path)
+    for number in (1, 2, 3):
+        saving.save(snapshot(number, {0: {"c": torch.ones(1)}}))
+    assert files(tmp_path) == [
+        "client-0-000003.safetensors",
+        "manifest.json",
+        "server-000003.safetensors",
+    ]
+
+
+def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    saving, same = Checkpoint(tmp_path), {"c": torch.ones(1)}
+    saving.save(snapshot(1, {0: same, 1: {"c": torch.ones(1)}}))
+    saving.save(snapshot(2, {0: same, 1: {"c": torch.ones(1)}}))
+    assert "client-0-000001.safetensors" in files(tmp_path)
+    assert "client-1-000002.safetensors" in files(tmp_path)
+    loaded = Checkpoint(tmp_path).load(State)
+    assert loaded is not None
+    assert set(loaded.client_states) == {0, 1}
+
+
+def test_a_loaded_checkpoint_goes_on_without_writing_all_again(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1, {0: {"c": torch.ones(1)}}))
+    going_on = Checkpoint(tmp_path)
+    loaded = going_on.load(State)
+    assert loaded is not None
+    going_on.save(Snapshot(2, loaded.state, loaded.client_states))
+    assert "client-0-000001.safetensors" in files(tmp_path)
+
+
+@pytest.mark.parametrize(("every", "saved"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (10, [5])])
+def test_every_so_many_rounds_and_the_last(tmp_path: Path, every: int, saved: list[int]) -> None:
+    saving, found = Checkpoint(tmp_path, every), []
+    saving.on_start(RunInfo("x", {}, 5, 0, tmp_path, (), ()))
+    for number in range(1, 6):
+        saving.on_snapshot(snapshot(number))
+        path = tmp_path / f"server-{number:06d}.safetensors"
+        found += [number] if path.exists() else []
+    assert found == saved
+
+
+def test_a_kill_before_the_manifest_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Prepare
+    Checkpoint(tmp_path).save(snapshot(1, {0: {"c": torch.tensor([1.0])}}))
+    replace = Path.replace
+
+    def killed(self: Path, target: Path) -> Path:
+        if target.name == "manifest.json":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    # Execute
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoint(tmp_path).save(snapshot(2, {0: {"c": torch.tensor([2.0])}}))
+    loaded = Checkpoint(tmp_path).load(State)
+
+    # Assert
+    assert loaded is not None
+    assert loaded.round == 1
+    assert loaded.client_states[0]["c"].tolist() == [1.0]
+
+
+def test_left_overs_do_not_matter(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1))
+    (tmp_path / ".server-000002.safetensors.99.tmp").write_bytes(b"half")
+    (tmp_path / "server-000002.safetensors").write_bytes(b"half")
+    loaded = Checkpoint(tmp_path).load(State)
+    assert loaded is not None
+    assert loaded.round == 1
+
+
+def damaged(path: Path) -> str:
+    with pytest.raises(FedtailError) as refused:
+        Checkpoint(path).load(State)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["server-000001.safetensors", "client-0-000001.safetensors"])
+def test_a_truncated_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+    Checkpoint(tmp_path).save(snapshot(1, {0: {"c": torch.ones(3)}}))
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert damaged(tmp_path) == f"the checkpoint file '{path}' is missing, truncated or changed"
+
+
+def test_one_changed_bit_is_seen(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1))
+    path = tmp_path / "server-000001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert "truncated or changed" in damaged(tmp_path)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1))
+    (tmp_path / "server-000001.safetensors").unlink()
+    assert "missing" in damaged(tmp_path)
+
+
+def changed(path: Path, **changes: Any) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def test_a_manifest_of_another_format_names_its_writer(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1))
+    changed(tmp_path, format=99, version="9.9")
+    assert "was written by fedtail 9.9 in format 99" in damaged(tmp_path)
+    assert "reads format 1" in damaged(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "rou', "[]", "null"])
+def test_a_torn_manifest_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    assert "is truncated or not JSON" in damaged(tmp_path)
+
+
+def test_the_state_of_another_method_is_one_sentence(tmp_path: Path) -> None:
+    Checkpoint(tmp_path).save(snapshot(1))
+    changed(tmp_path, state={"duals": [1, 2]})
+    assert "does not describe this run" in damaged(tmp_path)
