@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -131,7 +131,7 @@ def prepare(experiment: Experiment) -> Setting:
     for network in (base, model):
         network.to(device)
         if images:
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
     federation = Federation(dataset, split.parts, experiment.augment, device, channels_last=images)
     base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
     return Setting(experiment, dataset, split, federation, base, model, device)

@@ -43,7 +43,7 @@ class Snapshot:
 
     round: int
     state: Any
-    client_states: Mapping[int, Mapping[str, Tensor]]
+    client_states: Mapping[int, dict[str, Tensor]]
 
 
 Record = Mapping[str, Any]

@@ -233,7 +233,7 @@ class FedAvg(Method[M], Generic[M]):
 
     @action
     def evaluate(self, payload: Payload, client: Client) -> Payload:
-        """Count how many of the client's own samples of each class the received model gets right."""
+        """Count the client's own samples of each class that the received model gets right."""
         self.load(payload, client)
         correct = torch.zeros(client.num_classes, dtype=torch.int64)
         loss = 0.0
