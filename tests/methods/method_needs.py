@@ -1,0 +1,76 @@
+"""What a method needs, beyond nothing, to take part in the conformance suite.
+
+Most methods need no entry. One that needs server data, experts or shorter inner loops adds a line
+to `NEEDS` under its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tiny
+from torch import nn
+
+from fedtail import Experiment, Method
+
+Models = Mapping[str, Callable[[], nn.Module]]
+
+MODELS: Models = {
+    "plain": tiny.plain_model,
+    "without bias": tiny.unbiased_model,
+    "with BatchNorm": tiny.norm_model,
+    "with BatchNorm and dropout": tiny.dropout_model,
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One method's entry.
+
+    Attributes
+    ----------
+    method
+        Fields of the method; small numbers keep the suite fast.
+    experiment
+        Fields of the experiment, such as ``server_per_class``.
+    models
+        Models by the names of `MODELS`, for methods that cannot train those.
+    ships_own_model
+        Whether what is shipped has the names of the user's own module.
+    file
+        The name of its file, where two methods share one.
+    """
+
+    method: Mapping[str, Any] = field(default_factory=dict)
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    models: Models = field(default_factory=dict)
+    ships_own_model: bool = True
+    file: str = ""
+
+
+NEEDS: dict[str, Needs] = {}
+
+
+def needs(name: str) -> Needs:
+    """Return a method's entry; most have none."""
+    return NEEDS.get(name, Needs())
+
+
+def make_method(name: str) -> Method[Any]:
+    """Return a method with a short local training."""
+    local = {"local": {"batch_size": 4, "lr": 0.05, "momentum": 0.9}}
+    known = local if "local" in Method.registry[name].model_fields else {}
+    return Method.model_validate({"name": name, **known, **needs(name).method})
+
+
+def make_model(name: str, model: str) -> Callable[[], nn.Module]:
+    """Return the function that makes a model of that kind for a method."""
+    return {**MODELS, **needs(name).models}[model]
+
+
+def make_experiment(name: str, model: str = "plain", **fields: Any) -> Experiment:
+    """Return three rounds of a method on the tiny federation."""
+    chosen = {**needs(name).experiment, **fields}
+    return tiny.experiment(make_method(name), make_model(name, model), **chosen)
