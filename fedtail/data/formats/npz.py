@@ -6,6 +6,7 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,19 +20,9 @@ def read_npz(path: Path) -> Raw:
     """Return the arrays of a file; keys that mean nothing here are left alone."""
     if not path.is_file():
         raise FedtailError(f"there is no file {path}")
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise FedtailError(f"{path} is not an npz file without pickled objects") from error
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise FedtailError(f"{path} holds one array; an npz with {', '.join(REQUIRED)} is needed")
-    with archive:
-        missing = [key for key in REQUIRED if key not in archive]
-        if missing:
-            raise FedtailError(
-                f"{path}: key '{missing[0]}' is missing (found: {', '.join(sorted(archive))})"
-            )
-        return Raw(**{key: _array(archive, key, path) for key in RAW_KEYS if key in archive})
+    # Opened here: NumPy leaves a file open that turns out not to be a zip archive.
+    with path.open("rb") as file:
+        return _read(file, path)
 
 
 def write_npz(path: Path, raw: Raw) -> None:
@@ -54,6 +45,22 @@ def write_npz(path: Path, raw: Raw) -> None:
         except BaseException:
             Path(draft.name).unlink(missing_ok=True)
             raise
+
+
+def _read(file: BinaryIO, path: Path) -> Raw:
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise FedtailError(f"{path} is not an npz file without pickled objects") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise FedtailError(f"{path} holds one array; an npz with {', '.join(REQUIRED)} is needed")
+    with archive:
+        missing = [key for key in REQUIRED if key not in archive]
+        if missing:
+            raise FedtailError(
+                f"{path}: key '{missing[0]}' is missing (found: {', '.join(sorted(archive))})"
+            )
+        return Raw(**{key: _array(archive, key, path) for key in RAW_KEYS if key in archive})
 
 
 def _array(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
