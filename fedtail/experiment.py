@@ -146,6 +146,8 @@ def override(plain: dict[str, Any], path: str, value: Any) -> None:
     at = plain
     for section in sections:
         inner = at.get(section, {})
+        if not isinstance(inner, str | Mapping):
+            raise FedtailError(f"'{path}' cannot be set: '{section}' is {inner!r}, without fields")
         at[section] = {"name": inner} if isinstance(inner, str) else dict(inner)
         at = at[section]
     # Naming a component anew forgets the fields of the one that stood there.

@@ -1,0 +1,107 @@
+"""A run folder that cannot be resumed is refused in one sentence and left as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import fedtail, files, one_sentence, write_npz
+
+from fedtail import Arrays, Experiment, run
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run folder with two rounds of three done."""
+    folder = tmp_path_factory.mktemp("stopped")
+    data = write_npz(folder / "mine.npz")
+    out = str(folder / "run")
+    assert fedtail("run", "--data", data, "--clients", "3", "--rounds", "2", "--out", out).code == 0
+    description = folder / "run" / "experiment.toml"
+    description.write_text(description.read_text().replace("rounds = 2", "rounds = 3"))
+    (folder / "run" / "model.safetensors").unlink()
+    return folder / "run"
+
+
+@pytest.fixture
+def broken(stopped: Path, tmp_path: Path) -> Path:
+    """Return a copy of it, to be broken."""
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def refused_resume(folder: Path) -> str:
+    before = files(folder)
+    said = one_sentence(fedtail("run", "--resume", str(folder)))
+    assert files(folder) == before
+    return said
+
+
+def test_the_folder_resumes_when_it_is_whole(broken: Path) -> None:
+    assert fedtail("run", "--resume", str(broken)).code == 0
+
+
+def test_what_is_not_a_run_is_not_resumed(broken: Path) -> None:
+    assert "is not a run folder: it has no experiment.toml" in refused_resume(broken / "nowhere")
+    (broken / "experiment.toml").unlink()
+    assert "is not a run folder: it has no experiment.toml" in refused_resume(broken)
+
+
+def test_a_broken_description_is_not_resumed(broken: Path) -> None:
+    (broken / "experiment.toml").write_text("rounds =")
+    assert "is not valid TOML" in refused_resume(broken)
+
+
+def test_a_checkpoint_of_another_format_is_not_resumed(broken: Path) -> None:
+    manifest = broken / "checkpoint" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    said = refused_resume(broken)
+    assert "in format 99; fedtail" in said
+    assert "reads format 1" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1', "null"])
+def test_a_truncated_manifest_is_not_resumed(broken: Path, text: str) -> None:
+    (broken / "checkpoint" / "manifest.json").write_text(text)
+    assert "manifest.json' is truncated or not JSON" in refused_resume(broken)
+
+
+@pytest.mark.parametrize("key", ["round", "state", "server", "clients"])
+def test_an_incomplete_manifest_is_not_resumed(broken: Path, key: str) -> None:
+    manifest = broken / "checkpoint" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content[key]
+    manifest.write_text(json.dumps(content))
+    assert "does not describe this run" in refused_resume(broken)
+
+
+@pytest.mark.parametrize("change", ["truncated", "edited", "removed"])
+def test_a_changed_checkpoint_is_not_resumed(broken: Path, change: str) -> None:
+    (state,) = (broken / "checkpoint").glob("server-*.safetensors")
+    data = state.read_bytes()
+    if change == "removed":
+        state.unlink()
+    else:
+        state.write_bytes(data[:-9] if change == "truncated" else data[:-1] + b"\x01")
+    assert "is missing, truncated or changed" in refused_resume(broken)
+
+
+def test_a_run_without_its_rounds_is_not_resumed(broken: Path) -> None:
+    (broken / "metrics.jsonl").unlink()
+    assert "does not hold the 2 rounds of the checkpoint" in refused_resume(broken)
+
+
+def test_a_resumed_run_takes_nothing_else(broken: Path) -> None:
+    before = files(broken)
+    said = one_sentence(fedtail("run", "--resume", str(broken), "rounds=40"))
+    assert "--resume takes the whole experiment from its folder: give nothing else" in said
+    assert files(broken) == before
+
+
+def test_a_run_on_arrays_is_resumed_in_python(tmp_path: Path) -> None:
+    x, y = np.zeros((20, 3), np.float32), np.arange(20) % 2
+    run(Experiment(data=Arrays(x, y), clients=2, rounds=1), out=tmp_path / "py")
+    (tmp_path / "py" / "model.safetensors").unlink()
+    assert "this run's data was made in Python; resume it there" in refused_resume(tmp_path / "py")
