@@ -6,6 +6,7 @@ A new method derives from `FedAvg` (`fedavg.py`) and overrides what differs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import ClassVar, Generic, TypeVar
 
 from fedtail.config import Component, Registry
@@ -48,6 +49,7 @@ class Method(Component, Generic[S]):
     traffic: ClassVar[str] = "none"
 
     @classmethod
+    @cache
     def actions(cls) -> frozenset[str]:
         """Return the names that a task may name."""
         marked = (
