@@ -1,6 +1,7 @@
 """What clients share when they train: optimiser, batches, priors, averages."""
 
 from fedtail.training.average import weighted_mean
+from fedtail.training.class_gradients import class_gradients, mean_by_class
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior
 from fedtail.training.samplers import BatchSampler, ClassBalanced, Shuffled
@@ -19,6 +20,8 @@ __all__ = [
     "Schedule",
     "Shuffled",
     "StepDecay",
+    "class_gradients",
+    "mean_by_class",
     "normalisable",
     "weighted_mean",
 ]

@@ -1,0 +1,140 @@
+"""Class gradients: what one class asks of a linear head, by the closed form.
+
+With p = softmax(W h + b), the gradient of the cross-entropy of one sample is (p − e_y) hᵀ for the
+weight and p − e_y for the bias. CReFF and RedGrape average it over a client's samples of one class,
+and over the clients that hold the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.data.federation import ClientData
+from fedtail.errors import FedtailError
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Tensors
+
+ClassGradients = tuple[Tensor, Tensor, Tensor | None]
+"""Classes (L,), ascending; of each the gradient of the weight (L, C, d) and of the bias (L, C)."""
+
+
+def linear_head(head: nn.Module) -> nn.Linear:
+    """Return the head, if its logits are W h + b: the closed form is for these only."""
+    if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:
+        return head
+    raise FedtailError(
+        f"class gradients need a linear classifier (nn.Linear), not {type(head).__name__}"
+    )
+
+
+def class_gradients(
+    model: SplitModel,
+    head: nn.Module,
+    data: ClientData,
+    num_classes: int,
+    generator: torch.Generator | None = None,
+    batch_size: int = 500,
+) -> ClassGradients:
+    """Return the mean gradient over all local samples of each class, in evaluation mode.
+
+    Parameters
+    ----------
+    model
+        Gives the features; its weights and statistics are not changed.
+    head
+        A linear classifier over these features: the model's own, or another one.
+    data
+        The local samples.
+    num_classes
+        The number of classes of the whole federation.
+    generator
+        Given, the samples are augmented as in training; else they are taken as they are.
+    batch_size
+        Samples in one forward pass.
+
+    Returns
+    -------
+    ClassGradients
+        The classes that the client holds, and the gradient of the mean cross-entropy of each, on
+        the CPU; no bias if the head has none.
+    """
+    order = torch.argsort(data.labels, stable=True)
+    batches = (data.batch(index, generator) for index in torch.split(order, batch_size))
+    return batch_gradients(model, head, batches, torch.unique(data.labels), num_classes)
+
+
+def batch_gradients(
+    model: SplitModel,
+    head: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    classes: Tensor,
+    num_classes: int,
+) -> ClassGradients:
+    """Return the mean gradient of each of `classes` over batches of (inputs, labels).
+
+    Batches whose classes stand together are the fast ones: a run of one class is one product.
+    """
+    linear = linear_head(head)
+    weight = torch.zeros(len(classes), *linear.weight.shape, device=linear.weight.device)
+    bias = weight.new_zeros(len(classes), num_classes)
+    counts = torch.zeros(len(classes))
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for x, y in batches:
+            h = model.features(x)
+            p = torch.softmax(linear(h), dim=1)
+            residual = p.scatter_add_(1, y[:, None], -torch.ones_like(y[:, None], dtype=p.dtype))
+            runs, lengths = torch.unique_consecutive(y.cpu(), return_counts=True)
+            rows = torch.searchsorted(classes, runs)
+            parts = torch.split(residual, lengths.tolist()), torch.split(h, lengths.tolist())
+            for row, r, of in zip(rows.tolist(), *parts, strict=True):
+                weight[row].addmm_(r.T, of)
+                bias[row] += r.sum(dim=0)
+            counts.index_add_(0, rows, lengths.to(counts.dtype))
+    model.train(was_training)
+    counts = counts.clamp(min=1).to(weight.device)
+    weight.div_(counts[:, None, None])
+    bias.div_(counts[:, None])
+    return classes, weight.cpu(), None if linear.bias is None else bias.cpu()
+
+
+def grad_group(gradients: ClassGradients, group: str = "grad") -> dict[str, Tensor]:
+    """Return class gradients as they travel: one row for each class, ragged by client."""
+    classes, weight, bias = gradients
+    tensors = {f"{group}/classes": classes, f"{group}/weight": weight}
+    return tensors if bias is None else {**tensors, f"{group}/bias": bias}
+
+
+def mean_by_class(groups: Sequence[Tensors], num_classes: int) -> ClassGradients:
+    """Return the unweighted mean of each class over the clients that reported it.
+
+    Parameters
+    ----------
+    groups
+        Of each client the tensors ``classes``, ``weight`` and, if the head has one, ``bias``.
+    num_classes
+        Rows of any other class are left out.
+
+    Returns
+    -------
+    ClassGradients
+        The classes that at least one client reported, and their means; the caller keeps what it
+        has of the others. Sums are made in float64, one class at a time.
+    """
+    seen = torch.unique(torch.cat([group["classes"] for group in groups]))
+    classes = seen[(seen >= 0) & (seen < num_classes)]
+    where = [[group["classes"] == c for group in groups] for c in classes]
+
+    def mean(name: str) -> Tensor:
+        first = groups[0][name]
+        result = first.new_empty(len(classes), *first.shape[1:])
+        for row, masks in zip(result, where, strict=True):
+            rows = [group[name][mask] for group, mask in zip(groups, masks, strict=True)]
+            row.copy_(torch.cat(rows).mean(dim=0, dtype=torch.float64))
+        return result
+
+    return classes, mean("weight"), mean("bias") if "bias" in groups[0] else None
