@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import scores
-from fedtail.protocol import Exchange, Server
+from fedtail.protocol import Exchange, Scalar, Server
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
@@ -203,6 +203,7 @@ class Loop:
         state = method.init(self.setting.model, server)
         saved = self.restore(type(state)) if resume else None
         carried = Ledger()
+        told: Mapping[str, Scalar] = {}
         history: list[dict[str, Any]] = []
         if saved is None:
             self.begin()
@@ -210,6 +211,7 @@ class Loop:
             if carried.kept:
                 raise RunStopped("no client answered the preliminary exchange")
             carried.clients.clear()  # its cost is the first round's, its answers are not
+            told = server.logged
         else:
             state, history = saved.state, self.history(saved.round)
             self.engine.states.update(saved.client_states)
@@ -218,7 +220,8 @@ class Loop:
             # 3. The exchanges of the round, then the test, then everything that watches.
             began = time.perf_counter()
             server = self.setting.server(number)
-            ledger, carried = carried, Ledger()
+            server.logged.update(told)
+            ledger, carried, told = carried, Ledger(), {}
             state = drive(method.round(state, server), state, self.engine, server, ledger)
             self.complain(number, ledger)
             record = self.record(number, state, server, ledger, began)

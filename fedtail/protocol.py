@@ -139,7 +139,10 @@ class Server:
         return numpy_generator(self.seed, f"server/{purpose}", self.round)
 
     def log(self, name: str, value: Scalar) -> None:
-        """Put a number of the method's own into this round's line of ``metrics.jsonl``."""
+        """Put a number of the method's own into this round's line of ``metrics.jsonl``.
+
+        What `setup` logs stands in the line of round 1.
+        """
         self.logged[name] = value
 
 

@@ -151,7 +151,7 @@ class FedAvg(Method[M], Generic[M]):
     @action
     def inform(self, payload: Payload, client: Client) -> Payload:
         """Answer the preliminary question of the prior."""
-        return self.prior.report(payload, client)
+        return self.prior.report(payload, client, self.local)
 
     @action
     def train(self, payload: Payload, client: Client) -> Payload:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtail.config import Component, Registry
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+from fedtail.training.local import LocalTraining
 
 
 class ClassPrior(Component):
@@ -25,8 +26,11 @@ class ClassPrior(Component):
         yield from ()
         return None
 
-    def report(self, payload: Payload, client: Client) -> Payload:
-        """Answer the question of `setup`, on the client (action ``inform``)."""
+    def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
+        """Answer the question of `setup`, on the client (action ``inform``).
+
+        `local` is how the method trains, for a prior that has to train to know.
+        """
         return Payload()
 
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
@@ -50,7 +54,7 @@ class GlobalPrior(ClassPrior):
         counts = [update.payload.tensors["counts/classes"] for update in updates]
         return torch.stack(counts).sum(dim=0).to(torch.float32)
 
-    def report(self, payload: Payload, client: Client) -> Payload:
+    def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
         """Report the local class counts."""
         return Payload({"counts/classes": client.counts}, summable=frozenset({"counts"}))
 

@@ -35,7 +35,8 @@ def asked(prior: GlobalPrior, answering: list[int]) -> Tensor:
     tasks = next(exchange)
     assert [(task.client, task.action) for task in tasks] == [(0, "inform"), (1, "inform")]
     updates = [
-        Update(k, prior.report(tasks[k].payload, tiny.client(DATA, k, MODEL))) for k in answering
+        Update(k, prior.report(tasks[k].payload, tiny.client(DATA, k, MODEL), tiny.quick()))
+        for k in answering
     ]
     with pytest.raises(StopIteration) as end:
         exchange.send(updates)
@@ -60,7 +61,7 @@ def test_global_counts_are_what_the_client_is_told() -> None:
 
 
 def test_global_counts_may_be_summed_under_encryption() -> None:
-    report = GlobalPrior().report(Payload(), tiny.client(DATA, 0, MODEL))
+    report = GlobalPrior().report(Payload(), tiny.client(DATA, 0, MODEL), tiny.quick())
     assert report.summable == {"counts"}
     assert report.tensors["counts/classes"].tolist() == [2, 1, 0]
 
