@@ -21,8 +21,8 @@ from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.loop import Result, run
-from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LossContext
-from fedtail.methods import FedAvg, LocalRun, Method, ModelState, action
+from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibration, LossContext
+from fedtail.methods import FedAvg, FedLC, LocalRun, Method, ModelState, action
 from fedtail.models import ModelSpec, Output, SplitModel, experts
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.training import (
@@ -55,12 +55,14 @@ __all__ = [
     "Experiment",
     "Exponential",
     "FedAvg",
+    "FedLC",
     "FedtailError",
     "GlobalPrior",
     "LocalLoss",
     "LocalPrior",
     "LocalRun",
     "LocalTraining",
+    "LogitCalibration",
     "LossContext",
     "Method",
     "ModelSpec",

@@ -1,0 +1,56 @@
+"""Logit calibration, the loss of FedLC.
+
+Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated Learning with Label Distribution Skew via Logits
+Calibration", ICML 2022.
+
+−log softmax(z̃)_y with z̃_c = z_c − τ n_c^(−1/4), n_c the client's own class counts; testing uses
+the raw logits z. Written out (Eq. 6 and 7), the loss is log Σ_i exp(z_i − z_y + Δ_yi) with the
+pairwise margin Δ_yi = τ (n_y^(−1/4) − n_i^(−1/4)): a rare class asks for a larger margin. A class
+that the client does not hold has n_c = 0, so z̃_c = −∞: it drops out and gets no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fedtail.errors import FedtailError
+from fedtail.losses.base import LocalLoss, LossContext
+from fedtail.models.split import Output
+
+
+@LocalLoss.register("logit_calibration")
+class LogitCalibration(LocalLoss):
+    """−log softmax(z − τ n^(−1/4))_y; τ = 0 is cross-entropy over all classes."""
+
+    tau: float = Field(1.0, ge=0, description="strength of the margins; 0 is cross-entropy")
+    exclude_true_class: bool = Field(
+        False,
+        description="leave y out of the sum, as Eq. 7 is printed; unbounded below, for study only",
+    )
+
+    def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
+        """Return the loss."""
+        z = self.calibrated(output.logits, y, context.counts)
+        if not self.exclude_true_class:
+            return functional.cross_entropy(z, y)
+        true = functional.one_hot(y, z.shape[1]).bool()
+        others = z.masked_fill(true, -torch.inf)
+        if not bool(torch.isfinite(others).any(dim=1).all()):
+            # No other class is left: y against itself, log 1, where Eq. 7 has the log of nothing.
+            return functional.cross_entropy(z, y)
+        return (others.logsumexp(dim=1) - z.gather(1, y[:, None])[:, 0]).mean()
+
+    def calibrated(self, z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        """Return z_c − τ n_c^(−1/4); with τ = 0 that is z, where 0 · ∞ would be NaN."""
+        if self.tau == 0:
+            return z
+        unknown = y[counts[y] == 0]
+        if len(unknown):
+            raise FedtailError(
+                f"logit_calibration got a sample of class {int(unknown[0])}, of which the client's"
+                " class counts say that it has none"
+            )
+        return z - self.tau * counts.pow(-0.25)
