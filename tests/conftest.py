@@ -1,12 +1,13 @@
 """One thread for every test: more change the last bits, and tests share the machine.
 
 The file also puts this folder on the import path, so that tests (and the worker processes they
-start) find `tiny`.
+start) find `tiny`. It is the only `conftest.py`: mypy takes two of that name for one module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,3 +19,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty data folder that every source looks in."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("FEDTAIL_DATA", str(folder))
+    return folder
