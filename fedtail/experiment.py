@@ -157,9 +157,10 @@ def override(plain: dict[str, Any], path: str, value: Any) -> None:
 def parse_value(text: str) -> Any:
     """Read a value from the command line as TOML does, and anything else as text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return read["value"] if len(read) == 1 else text
 
 
 def parse_overrides(items: Iterable[str]) -> list[tuple[str, Any]]:

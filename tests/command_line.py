@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -71,7 +72,7 @@ def fedtail(*words: str, columns: int = 80) -> Outcome:
 def write_npz(path: Path, **changes: np.ndarray) -> str:
     """Write forty samples of four classes, as three natural clients, with some arrays changed."""
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         "x_train": rng.normal(size=(40, 5)).astype(np.float32),
         "y_train": np.arange(40) % 4,
         "x_test": rng.normal(size=(8, 5)).astype(np.float32),

@@ -1,0 +1,148 @@
+"""`fedtail compare`: one table, continued by the same command, whole when one run fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from unittest.mock import patch
+
+import pytest
+from command_line import PLUGIN, fedtail, files, write_npz
+
+from fedtail.callbacks import Progress, read_records
+from fedtail.methods import Method
+
+BASE = ["compare", "--data", "mine.npz", "--clients", "3", "--rounds", "3", "--out", "out"]
+TWO = [*BASE, "--method", "fedavg", "--method", "fedavg,loss=balanced_softmax,local.lr=0.1"]
+FRAGILE = [*BASE, "--plugin", "plug.py", "--method", "fragile", "--method", "mine"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Method.registry, "_classes", dict(Method.registry._classes))
+    write_npz(tmp_path / "mine.npz")
+    Path("plug.py").write_text(PLUGIN)
+    return tmp_path
+
+
+def test_methods_and_seeds_become_one_table_and_two_files() -> None:
+    done = fedtail(*TWO, "--seeds", "2")
+    assert done.code == 0, done.err
+    rows = json.loads(Path("out/comparison.json").read_text())
+    assert [(row["method"], row["seeds"], row["failed"]) for row in rows] == [
+        ("fedavg", [0, 1], {}),
+        ("fedavg,loss=balanced_softmax,local.lr=0.1", [0, 1], {}),
+    ]
+    last = [read_records(f"out/fedavg-seed{seed}/metrics.jsonl")[-1] for seed in (0, 1)]
+    accuracies = [record["accuracy"] for record in last]
+    expected = {"mean": fmean(accuracies), "std": stdev(accuracies)}
+    assert rows[0]["scores"]["accuracy"] == pytest.approx(expected)
+    with Path("out/comparison.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["method"] for row in table] == [row["method"] for row in rows]
+    assert table[0]["seeds"] == "0 1"
+    assert float(table[0]["accuracy_mean"]) == rows[0]["scores"]["accuracy"]["mean"]
+    assert f"{100 * fmean(accuracies):.1f}" in done.out
+    assert f"±{100 * stdev(accuracies):.1f}" in done.out
+
+
+def test_the_same_command_runs_nothing_again(here: Path) -> None:
+    first = fedtail(*TWO)
+    before = files(here / "out")
+    with patch("fedtail.cli.compare.run", side_effect=AssertionError("run again")):
+        again = fedtail(*TWO)
+    assert again.code == 0
+    assert again.out.count("done already") == 2
+    assert files(here / "out") == before
+    assert again.out.splitlines()[-6:] == first.out.splitlines()[-6:]
+
+
+def test_an_interrupted_comparison_goes_on_with_the_same_command(here: Path) -> None:
+    with patch.object(Progress, "on_round", side_effect=[None, KeyboardInterrupt]):
+        stopped = fedtail(*TWO)
+    assert stopped.code == 130
+    assert stopped.out.endswith("interrupted; the same command goes on from here\n")
+    assert not Path("out/comparison.json").exists()
+    done = fedtail(*TWO)
+    assert done.code == 0
+    assert "fedavg seed 0: 3 rounds, continued after round 1" in done.out
+    whole = fedtail(*TWO, "--out", "whole")
+    assert whole.code == 0
+    for name in ("fedavg-seed0", "fedavg-loss=balanced_softmax-local.lr=0.1-seed0"):
+        model = f"{name}/model.safetensors"
+        assert Path("out", model).read_bytes() == Path("whole", model).read_bytes()
+
+
+def test_one_that_fails_does_not_stop_the_others() -> None:
+    Path("broken").touch()
+    done = fedtail(*FRAGILE)
+    assert done.code == 1
+    assert "fragile seed 0 failed: ZeroDivisionError: nothing to divide by (plug.py, line" in (
+        done.out
+    )
+    table = done.out.rpartition("\nrun ")[2]
+    assert "failed" in table.splitlines()[1]
+    assert "seed 0: ZeroDivisionError:" in " ".join(table.split())
+    fragile, mine = json.loads(Path("out/comparison.json").read_text())
+    assert fragile["seeds"] == []
+    assert fragile["failed"]["0"].startswith("ZeroDivisionError: nothing to divide by")
+    assert fragile["scores"]["accuracy"] == {"mean": None, "std": None}
+    assert mine["seeds"] == [0]
+    Path("broken").unlink()
+    mended = fedtail(*FRAGILE)
+    assert mended.code == 0
+    assert "fragile seed 0: 3 rounds, continued after round 1" in mended.out
+    assert "mine seed 0: done already" in mended.out
+
+
+def test_changed_settings_are_refused_for_that_run_only() -> None:
+    assert fedtail(*BASE, "--method", "fedavg").code == 0
+    done = fedtail(*BASE, "--method", "fedavg", "--method", "fedavg,server_lr=0.5", "--lr", "0.2")
+    assert done.code == 1
+    one, other = json.loads(Path("out/comparison.json").read_text())
+    assert "holds a run with other settings" in one["failed"]["0"]
+    assert other["seeds"] == [0]
+
+
+def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
+    assert fedtail(*TWO).code == 0
+    before = files(here / "out")
+    done = fedtail(*TWO, "--rounds", "4")
+    assert done.code == 2
+    assert done.err == ("error: its folder holds a run with other settings; choose another --out\n")
+    assert files(here / "out") == before
+
+
+def test_other_workers_are_the_same_experiment() -> None:
+    assert fedtail(*BASE, "--method", "fedavg").code == 0
+    assert "done already" in fedtail(*BASE, "--method", "fedavg", "--workers", "2").out
+
+
+def test_seeds_are_counted_from_the_one_given() -> None:
+    assert fedtail(*BASE, "--method", "fedavg", "--seeds", "2", "seed=5").code == 0
+    (row,) = json.loads(Path("out/comparison.json").read_text())
+    assert row["seeds"] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name at least one method to compare"),
+        (["--method", "fedavgg"], "--method fedavgg: method: unknown method 'fedavgg'; did you"),
+        (["--method", "fedavg,locl.lr=1"], "unknown key 'locl'; did you mean 'local'?"),
+        (["--method", "fedavg,local"], "'local' is not of the form"),
+        (["--method", "fedavg", "--seeds", "0"], "--seeds 0 is refused: give at least 1"),
+        (["--method", "fedavg", "seed=x"], "'seed' = 'x' is refused: give a whole number"),
+        (["--method", "fedavg", "--data", "gone.npz"], "there is no file gone.npz"),
+        (["--method", "fedavg", "--per-round", "4"], "per_round = 4 is more than the 3 clients"),
+    ],
+)
+def test_wrong_input_leaves_nothing(words: list[str], said: str) -> None:
+    done = fedtail(*BASE, *words)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not Path("out").exists()

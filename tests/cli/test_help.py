@@ -1,0 +1,73 @@
+"""What a newcomer reads first, at 80 columns and without a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import PLUGIN, fedtail
+
+from fedtail.methods import Method
+from fedtail.version import __version__
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    shown = fedtail()
+    assert shown.code == 0
+    assert shown.err == ""
+    for command in ("run", "compare", "split", "methods", "data"):
+        assert f"│ {command} " in shown.out
+    assert "Begin with: fedtail run" in shown.out
+    assert fedtail("--help").out.strip() == shown.out.strip()
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "split"])
+def test_flags_stand_in_groups_with_examples_below(command: str) -> None:
+    shown = fedtail(command, "--help")
+    assert shown.code == 0
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    groups = ["Experiment", "Data", "Training", "Running", "Output"]
+    there = [g for g in groups if command != "split" or g not in ("Training", "Running")]
+    places = [shown.out.index(f"─ {group} ─") for group in there]
+    assert places == sorted(places)
+    assert f"\n fedtail {command} " in shown.out.partition("Examples:")[2]
+
+
+def test_defaults_are_shown() -> None:
+    shown = " ".join(fedtail("run", "--help").out.replace("│", "").split())
+    for text in ("rounds (default 20)", "(default 0.05)", "fraction (default 1)", "(default auto)"):
+        assert text in shown
+
+
+def test_the_version() -> None:
+    assert fedtail("--version").out == f"fedtail {__version__}\n"
+
+
+def test_methods_are_listed_for_people_and_programs() -> None:
+    assert "fedavg  averaging" in fedtail("methods").out
+    listed = json.loads(fedtail("methods", "--json").out)
+    assert [each["name"] for each in listed] == list(Method.registry)
+    assert all({"name", "family", "paper"} <= each.keys() for each in listed)
+
+
+def test_one_method_shows_its_fields_choices_and_paper() -> None:
+    shown = fedtail("methods", "fedavg").out
+    assert "AISTATS 2017" in shown
+    assert "method.local.lr            0.05           learning rate" in shown
+    assert "class_balanced, shuffled" in shown
+    (facts,) = json.loads(fedtail("methods", "fedavg", "--json").out)
+    loss = next(each for each in facts["parameters"] if each["name"] == "loss")
+    assert loss["default"] == "cross_entropy"
+    assert {"balanced_softmax", "cross_entropy"} <= set(loss["choices"])
+
+
+def test_methods_of_a_plug_in_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Method.registry, "_classes", dict(Method.registry._classes))
+    plugin = tmp_path / "plug.py"
+    plugin.write_text(PLUGIN)
+    assert "My own." in fedtail("methods", "mine", "--plugin", str(plugin)).out
+
+
+def test_data_is_listed() -> None:
+    assert "digits" in fedtail("data", "list").out

@@ -1,0 +1,76 @@
+"""`fedtail split`: a table, a picture in the terminal, a picture in a file, and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import fedtail, write_npz
+from rich.console import Console
+
+from fedtail import Dirichlet, NoTail, make_split
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_npz(tmp_path / "mine.npz")
+
+
+def test_it_is_shown_drawn_and_written() -> None:
+    words = ["--data", "mine.npz", "--partition", "natural", "--png", "a.png", "--save", "a.json"]
+    done = fedtail("split", *words)
+    assert done.code == 0, done.err
+    assert "3 clients, 40 samples" in done.out
+    assert "█" in done.out
+    assert "mean total variation to the global mix" in done.out
+    assert done.out.endswith("written: a.png\nwritten: a.json\n")
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    # Sample i is of class i mod 4 and of client i mod 3: 14, 13 and 13 samples.
+    assert [sum(row) for row in json.loads(Path("a.json").read_text())["counts"]] == [14, 13, 13]
+    assert not Path("runs").exists()
+
+
+def test_it_is_the_split_that_a_run_trains_on() -> None:
+    words = ["--data", "mine.npz", "--imbalance", "2", "--alpha", "0.5", "--clients", "3"]
+    assert fedtail("split", *words, "--seed", "2", "--save", "a.json").code == 0
+    assert fedtail("run", *words, "--seed", "2", "--rounds", "1", "--out", "out").code == 0
+    assert Path("a.json").read_text() == Path("out/split.json").read_text()
+
+
+def test_a_picture_in_another_format() -> None:
+    assert fedtail("split", "--data", "mine.npz", "--clients", "3", "--png", "a.svg").code == 0
+    assert "<svg" in Path("a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--png", "a.foo"], "unknown picture format 'foo'"),
+        (["--png", "no/a.png"], "cannot write 'no/a.png': No such file or directory"),
+        (["--save", "no/a.json"], "cannot write 'no/a.json': No such file or directory"),
+        (["--alpha", "0"], "'partition.alpha' = 0.0 is refused"),
+        (["--rounds", "3"], "no such option '--rounds'"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_leaves_nothing(words: list[str], said: str) -> None:
+    before = sorted(Path().iterdir())
+    done = fedtail("split", "--data", "mine.npz", "--clients", "3", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert sorted(Path().iterdir()) == before
+
+
+def test_numbers_are_whole_at_80_columns() -> None:
+    labels = np.repeat(np.arange(10), 6000)
+    made = make_split(labels, 10, NoTail(), Dirichlet(alpha=0.3), 4, 0)
+    text = io.StringIO()
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "van"]
+    Console(file=text, width=80).print(made.table(names))
+    assert "…" not in text.getvalue()
+    total = next(line for line in text.getvalue().splitlines() if line.split()[:1] == ["all"])
+    assert total.split() == ["all", *["6000"] * 10, "60000", "10"]
