@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -32,11 +33,15 @@ def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table
     edges = _edges(split.num_classes, MANY_CLASSES, RANGES)
     shown = _shown(len(split))
     title = f"{len(split)} clients, {split.statistics.sizes.sum()} samples"
-    table = Table(title=title, show_footer=False)
-    table.add_column("client", justify="right")
-    for heading in (*_headings(edges, class_names), "samples", "classes"):
-        table.add_column(heading, justify="right")
+    # Long class names are folded where the terminal is narrow; numbers are never cut.
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("client", justify="right", no_wrap=True)
     ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
+    largest = np.maximum(ranges.sum(axis=0), 1)
+    for heading, count in zip(_headings(edges, class_names), largest.tolist(), strict=True):
+        table.add_column(heading, justify="right", overflow="fold", min_width=len(str(count)))
+    for heading in ("samples", "classes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     sizes, classes = split.statistics.sizes, split.statistics.classes
     for k in range(shown):
         cells = [str(n) if n else "·" for n in ranges[k].tolist()]
