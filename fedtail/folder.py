@@ -8,12 +8,14 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
+import tomli_w
 import torch
 from torch import Tensor
 
@@ -21,6 +23,9 @@ from fedtail.engines.wire import pack_tensors
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.version import __version__
+
+FREE = {"workers", "track", "plugins", "name"}
+"""Fields that do not change what a run computes: a resumed run may have others."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,17 @@ class RunFolder:
         """Refuse to resume what is not a run folder."""
         if not self.experiment.is_file():
             raise FedtailError(f"'{self.path}' is not a run folder: it has no experiment.toml")
+
+    def must_hold(self, settings: Mapping[str, Any]) -> None:
+        """Refuse to go on with another experiment than the one that stands in the folder."""
+        stored = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+        wanted = tomllib.loads(tomli_w.dumps(settings))
+        keys = sorted((stored.keys() | wanted.keys()) - FREE)
+        odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
+        if odd is not None:
+            raise FedtailError(
+                f"'{self.path}' holds a run with another '{odd}'; resume it as it is"
+            )
 
     def begin(self, experiment: str, split: str, numerics: Mapping[str, Any]) -> None:
         """Write what is known before the first round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,6 +194,7 @@ class Loop:
     engine: Engine
     folder: RunFolder | None
     callbacks: Sequence[Callback]
+    tested: dict[str, Tensor] | None = None  # the model of the last test
 
     def run(self, resume: bool) -> Result:
         """Run all rounds that are left."""
@@ -201,6 +202,8 @@ class Loop:
         # 2. The state before round 1, or that of the last checkpoint.
         server = self.setting.server(0)
         state = method.init(self.setting.model, server)
+        if resume and self.folder is not None:
+            self.folder.must_hold(experiment.describe())
         saved = self.restore(type(state)) if resume else None
         carried = Ledger()
         told: Mapping[str, Scalar] = {}
@@ -278,15 +281,19 @@ class Loop:
         ]
         if ledger.kept:
             messages.append(f"round {number}: no valid update, the model stays as it was")
-        for message in messages:
-            for callback in self.callbacks:
-                callback.on_warning(message)
+        self.warn(messages)
         least = self.setting.experiment.min_clients
         if len(ledger.clients) < least and least > 1:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"
             )
+
+    def warn(self, messages: Iterable[str]) -> None:
+        """Tell the callbacks what went wrong."""
+        for message in messages:
+            for callback in self.callbacks:
+                callback.on_warning(message)
 
     def record(
         self, number: int, state: Any, server: Server, ledger: Ledger, began: float
@@ -315,26 +322,28 @@ class Loop:
 
     def test(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Any]:
         """Score what would be shipped if training ended here."""
-        final = self.finalized(state, server, ledger)
-        evaluation = self.engine.evaluate(self.setting.method.eval_model(final))
+        self.tested = self.shippable(state, server, ledger)
+        self.warn(
+            f"after round {server.round}: client {d.client} is left out: {d.reason}"
+            for d in ledger.dropped
+        )
+        evaluation = self.engine.evaluate(self.tested)
         return scores(evaluation, self.setting.experiment.groups, self.setting.class_counts)
 
-    def finalized(self, state: Any, server: Server, ledger: Ledger) -> Any:
+    def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
         """Hold the exchanges that come after training, on a copy: clients forget them again."""
-        states = dict(self.engine.states)
+        method, states = self.setting.method, dict(self.engine.states)
         self.engine.after_training(server.round)
-        final = drive(
-            self.setting.method.finalize(state, server), state, self.engine, server, ledger
-        )
+        final = drive(method.finalize(state, server), state, self.engine, server, ledger)
         self.engine.states.clear()
         self.engine.states.update(states)
-        return final
+        return dict(method.eval_model(final))
 
     def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
         """Ship the model and tell everyone."""
-        method = self.setting.method
         server = self.setting.server(self.setting.experiment.rounds)
-        tensors = dict(method.eval_model(self.finalized(state, server, Ledger())))
+        # A run that was killed after its last round has not tested in this process.
+        tensors = self.tested or self.shippable(state, server, Ledger())
         if self.folder is not None:
             self.folder.finish(tensors)
         for callback in self.callbacks:

@@ -102,7 +102,8 @@ class Checkpoint(Callback):
         return unpack_tensors(data, str(path))
 
     def _tidy(self, named: set[str]) -> None:
-        for path in self.folder.glob("*.safetensors"):
+        """Remove files of earlier rounds, and half-written ones that a kill left."""
+        for path in [*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp")]:
             if path.name not in named:
                 path.unlink(missing_ok=True)
 

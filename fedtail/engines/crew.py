@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.multiprocessing import get_context
 
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
 from fedtail.engines.workplace import Clock, Workplace, numerics
-from fedtail.errors import RunStopped
+from fedtail.errors import FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import load_plugins
 from fedtail.protocol import Payload, Task, Tensors
@@ -124,8 +125,23 @@ class Pool:
             process.start()
             theirs.close()
             self._workers.append(Worker(process, ours))
+        try:
+            self._hand_over(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hand_over(self, place: Workplace) -> None:
+        """Send the place to every worker, and hear from each that it arrived."""
+        try:
+            for worker in self._workers:
+                worker.pipe.send(place)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _unsendable(str(error)) from None
         for worker in self._workers:
-            worker.pipe.send(place)
+            reason = self._receive(worker)
+            if reason:
+                raise _unsendable(reason)
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
         """Do the jobs, each by whichever worker is free."""
@@ -195,6 +211,13 @@ class Pool:
             raise _died(worker) from None
 
 
+def _unsendable(reason: str) -> FedtailError:
+    return FedtailError(
+        f"the model, data or method cannot be sent to worker processes ({reason}): define its "
+        "classes in a module that can be imported, or run with workers = 0"
+    )
+
+
 def _died(worker: Worker) -> RunStopped:
     worker.process.join(timeout=5)
     code = worker.process.exitcode
@@ -206,16 +229,29 @@ def _died(worker: Worker) -> RunStopped:
 
 def serve(pipe: Connection, plugins: list[str], threads: int) -> None:
     """Run in the worker process: take orders until the pipe is closed."""
-    load_plugins(plugins)
     try:
-        place: Workplace = pipe.recv()
-        # The pipe shares all tensors between processes: right for data, wrong for the model.
-        place.base, place.model = copy.deepcopy((place.base, place.model))
+        place = _arrive(pipe, plugins)
         with numerics(threads):
             for answer in _answers(place, pipe):
                 pipe.send(answer)
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         return
+
+
+def _arrive(pipe: Connection, plugins: list[str]) -> Workplace:
+    """Receive the place and say that it arrived, or why not."""
+    try:
+        load_plugins(plugins)
+        place: Workplace = pipe.recv()
+    except (EOFError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # importing a user's module may fail in any way
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise EOFError from None
+    # The pipe shares all tensors between processes: right for data, wrong for the model.
+    place.base, place.model = copy.deepcopy((place.base, place.model))
+    pipe.send("")
+    return place
 
 
 def _answers(place: Workplace, pipe: Connection) -> Iterator[Any]:
