@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_val
 from fedtail.errors import FedtailError, unknown_name
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Component")
 
 
 class Registry(Generic[T]):
@@ -90,12 +91,12 @@ class Component(Config):
     name: ClassVar[str] = ""
 
     @classmethod
-    def register(cls, name: str) -> Callable[[type[T]], type[T]]:
+    def register(cls, name: str) -> Callable[[type[C]], type[C]]:
         """Enter the decorated class in this family's registry."""
 
-        def enter(component: type[T]) -> type[T]:
+        def enter(component: type[C]) -> type[C]:
             cls.registry.add(name, component)
-            component.name = name  # type: ignore[attr-defined]
+            component.name = name
             return component
 
         return enter
