@@ -22,7 +22,7 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.loop import Result, run
 from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibration, LossContext
-from fedtail.methods import FedAvg, FedLC, LocalRun, Method, ModelState, action
+from fedtail.methods import BalanceFL, FedAvg, FedLC, LocalRun, Method, ModelState, RedGrape, action
 from fedtail.models import ModelSpec, Output, SplitModel, experts
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.training import (
@@ -40,6 +40,7 @@ __all__ = [
     "IID",
     "Arrays",
     "Augment",
+    "BalanceFL",
     "BalancedDirichlet",
     "BalancedSoftmax",
     "BatchSampler",
@@ -75,6 +76,7 @@ __all__ = [
     "Pathological",
     "Payload",
     "Progress",
+    "RedGrape",
     "RedGrapeSplit",
     "Result",
     "RunStopped",

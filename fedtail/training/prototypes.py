@@ -1,0 +1,47 @@
+"""Prototypes: a gradient of the head for each class, as the server keeps and sends them.
+
+A table has the tensors ``classes`` (L,), ascending, ``weight`` (L, C, d) and, if the head has one,
+``bias`` (L, C): the class gradients of `class_gradients.py`, by name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.protocol import Tensors
+from fedtail.training.class_gradients import ClassGradients, linear_head
+
+
+def no_prototypes(head: nn.Module) -> dict[str, Tensor]:
+    """Return the table without rows, for a linear head."""
+    linear = linear_head(head)
+    bias = None if linear.bias is None else torch.zeros(0, len(linear.bias))
+    weight = torch.zeros(0, *linear.weight.shape)
+    return as_table((torch.zeros(0, dtype=torch.int64), weight, bias))
+
+
+def as_table(gradients: ClassGradients) -> dict[str, Tensor]:
+    """Return class gradients by name."""
+    classes, weight, bias = gradients
+    table = {"classes": classes, "weight": weight}
+    return table if bias is None else {**table, "bias": bias}
+
+
+def renewed(old: Tensors, new: Tensors) -> dict[str, Tensor]:
+    """Return `old` with the classes of `new` replaced or added; the other classes stay."""
+    kept = ~torch.isin(old["classes"], new["classes"])
+    both = {name: torch.cat([old[name][kept], new[name]]) for name in old}
+    order = torch.argsort(both["classes"])
+    return {name: t[order] for name, t in both.items()}
+
+
+def sum_outside(table: Tensors, held: Tensor, num_classes: int, fill: bool) -> dict[str, Tensor]:
+    """Return Σ G_c over the classes that are not `held`.
+
+    With `fill`, a class that has no row counts as the mean of those summed, else as zero.
+    """
+    outside = ~torch.isin(table["classes"], held)
+    known, wanted = int(outside.sum()), num_classes - len(held)
+    factor = wanted / known if known and fill else 1.0
+    return {name: factor * t[outside].sum(dim=0) for name, t in table.items() if name != "classes"}

@@ -1,0 +1,177 @@
+"""RedGrape: the two-stage variant, what it refuses, and its traffic against the paper's Table 5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from redgrape_toys import STEP, cloud, network
+from torch import Tensor, nn
+
+from fedtail import FedAvg, FedtailError, experts, run
+from fedtail.data.federation import Federation
+from fedtail.methods import LocalRun, ModelState
+from fedtail.methods.redgrape import RedGrape, RedGrapeState
+from fedtail.models import CNN, CosineHead, ResNet56, SplitModel
+from fedtail.protocol import Client, Payload, Update
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> Iterator[None]:
+    """Give initial weights that repeat, and leave the global stream as it was."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)
+
+
+# Two stages
+
+
+def two_stage_history(**fields: Any) -> list[RedGrapeState]:
+    """Return the states of four rounds by hand, the second stage beginning with the third."""
+    method = RedGrape(per_class=2, two_stage=0.5, local=STEP.but(lr=0.1, epochs=3), **fields)
+    data, model = cloud([0, 0, 0, 1, 2, 2]), network(method, norm=True)
+    states = [method.init(model, tiny.server(model, 1))]
+    for number in (1, 2, 3, 4):
+        server = tiny.server(model, 1, round=number, rounds=4, num_classes=3)
+        exchange = method.round(states[-1], server)
+        task = next(exchange)[0]
+        client = tiny.client(data, 0, model, round=number, rounds=4)
+        with pytest.raises(StopIteration) as end:
+            exchange.send([Update(0, method.train(task.payload, client))])
+        states.append(end.value.value)
+    return states
+
+
+def changed(old: ModelState, new: ModelState) -> set[str]:
+    return {name for name in old.model if not torch.equal(old.model[name], new.model[name])}
+
+
+ENCODER = {"0.weight", "0.bias", "1.weight", "1.bias"}
+BUFFERS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+W = {"3.weight", "3.bias"}
+W_HAT = {"supplementary.weight", "supplementary.bias"}
+
+
+def test_two_stages_train_the_encoder_and_then_the_head() -> None:
+    states = two_stage_history()
+    assert changed(states[0], states[1]) == changed(states[1], states[2]) == ENCODER | BUFFERS | W
+    assert changed(states[2], states[3]) == changed(states[3], states[4]) == W | W_HAT
+    assert [len(s.prototypes["classes"]) for s in states] == [0, 0, 0, 3, 3]
+    assert [s.retraining for s in states] == [False, False, False, True, True]
+
+
+def test_the_first_stage_is_fedavg() -> None:
+    chosen: dict[str, Any] = {"local": tiny.quick(momentum=0.9)}
+    plain = run(tiny.experiment(FedAvg(**chosen), tiny.norm_model, rounds=1))
+    method = RedGrape(two_stage=0.5, **chosen)
+    found = run(tiny.experiment(method, tiny.norm_model, rounds=2))
+    assert found.history[0]["loss"] == plain.history[0]["loss"]
+    assert found.history[0]["per_class"] == plain.history[0]["per_class"]
+
+
+def test_the_second_stage_begins_with_a_new_head_once() -> None:
+    method = RedGrape(two_stage=0.5)
+    model = network(method)
+    state = method.init(model, tiny.server(model, 1))
+
+    def first_task(s: RedGrapeState, number: int) -> dict[str, Tensor]:
+        server = tiny.server(model, 1, round=number, rounds=4)
+        return next(method.round(s, server))[0].payload.group("model")
+
+    assert torch.equal(first_task(state, 2)["3.weight"], state.model["3.weight"])
+    new = first_task(state, 3)
+    assert not torch.equal(new["3.weight"], state.model["3.weight"])
+    # As torch draws it: uniform within 1 / sqrt(4).
+    assert float(new["3.weight"].abs().max()) <= 0.5
+    assert torch.equal(new["0.weight"], state.model["0.weight"])
+    # If nobody answered, the old state stays and the next round tries again.
+    assert not torch.equal(first_task(state, 4)["3.weight"], state.model["3.weight"])
+    going = replace(state, retraining=True)
+    assert torch.equal(first_task(going, 4)["3.weight"], state.model["3.weight"])
+
+
+def test_two_stages_come_to_their_end_with_every_model() -> None:
+    for model in (tiny.plain_model, tiny.unbiased_model, tiny.dropout_model):
+        method = RedGrape(per_class=2, two_stage=0.34, local=tiny.quick())
+        result = run(tiny.experiment(method, model))
+        assert not any(record["dropped"] for record in result.history)
+
+
+# What it cannot do
+
+
+@pytest.mark.parametrize("kind", ["cosine", "experts"])
+def test_a_classifier_that_is_not_linear_is_refused(kind: str) -> None:
+    chain = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3))
+    model = (
+        experts(chain, "1", 2)
+        if kind == "experts"
+        else SplitModel(nn.Sequential(nn.Linear(2, 4), CosineHead(4, 3)), "1")
+    )
+    with pytest.raises(FedtailError, match="need a linear classifier"):
+        RedGrape().build_model(model)
+
+
+# Traffic: RedGrape's Table 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "classes", "fedavg", "redgrape"),
+    [
+        # P = 1,199,882, W_sz = 10 · 129 = 1,290: 2 P, and 2 (P + W_sz) + 2 · 10 W_sz.
+        (CNN(), (1, 28, 28), 10, 2_399_764, 2_428_144),
+        # P = 591,322, W_sz = 10 · 257 = 2,570.
+        (ResNet56(), (3, 32, 32), 10, 1_182_644, 1_239_184),
+        # P = 614,452, W_sz = 100 · 257 = 25,700.
+        (ResNet56(), (3, 32, 32), 100, 1_228_904, 6_420_304),
+    ],
+)
+def test_parameters_sent_are_those_of_the_papers_table_5(
+    spec: Any, shape: tuple[int, ...], classes: int, fedavg: int, redgrape: int
+) -> None:
+    base = spec.build(shape, classes)
+    data = one_of_each(shape, classes)
+    for method, expected in (
+        (FedAvg[ModelState](), fedavg),
+        (RedGrape(local={"steps": 1}), redgrape),
+    ):
+        model = method.build_model(base)
+        server = tiny.server(model, 1, num_classes=classes)
+        state: Any = method.init(model, server)
+        # The worst case: every class was reported, and the client holds every class.
+        if isinstance(state, RedGrapeState):
+            rows = {n: t.new_ones(classes, *t.shape[1:]) for n, t in state.prototypes.items()}
+            rows["classes"] = torch.arange(classes)
+            state = replace(state, prototypes=rows)
+        down = next(method.round(state, server))[0].payload
+        run_ = started_without_training(method, down, tiny.client(data, 0, model))
+        up = method.reply(run_)
+        counted = sum(
+            numbers_of_parameters(payload, model.parameter_names()) for payload in (down, up)
+        )
+        assert counted == expected
+
+
+def one_of_each(shape: tuple[int, ...], classes: int) -> Federation:
+    """Return one client with one sample of each class."""
+    side = torch.zeros(classes, *shape).tolist()
+    return tiny.federation(side, list(range(classes)), [list(range(classes))], classes)
+
+
+def started_without_training(method: Any, payload: Payload, client: Client) -> LocalRun:
+    method.load(payload, client)
+    found: LocalRun = method.start(payload, client)
+    return found
+
+
+def numbers_of_parameters(payload: Payload, parameters: frozenset[str]) -> int:
+    """Count the numbers sent, without buffers and without the class numbers of the rows."""
+    model = sum(t.numel() for n, t in payload.group("model").items() if n in parameters)
+    rows = [*payload.group("proto").items(), *payload.group("grad").items()]
+    return model + sum(t.numel() for name, t in rows if name != "classes")
