@@ -210,6 +210,22 @@ def test_what_comes_after_training_happens_on_a_copy() -> None:
     assert all(snapshot.client_states == {} for snapshot in watch.snapshots)
 
 
+class Absent(Afterwards):
+    """After training, one client fails."""
+
+    @action
+    def draw(self, payload: Payload, client: Client) -> Payload:
+        if client.id == 2:
+            raise RuntimeError("gone")
+        return super().draw(payload, client)
+
+
+def test_a_client_lost_after_training_is_named() -> None:
+    watch = Watch()
+    run(tiny.experiment(Absent(local=tiny.quick()), rounds=1), callbacks=[watch])
+    assert watch.warnings == ["after round 1: client 2 is left out: RuntimeError: gone"]
+
+
 def test_what_is_shipped_is_what_was_tested() -> None:
     # The numbers that clients draw after training are the same in the test and at the end.
     result = run(tiny.experiment(Afterwards(local=tiny.quick())))
@@ -289,6 +305,15 @@ def test_without_a_folder_nothing_is_written(
 def test_resuming_needs_a_folder() -> None:
     with pytest.raises(FedtailError, match="resume needs the run folder"):
         run(tiny.experiment(), resume=True)
+
+
+def test_another_experiment_is_not_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(tiny.experiment(rounds=1), out=out)
+    with pytest.raises(FedtailError, match="holds a run with another 'seed'"):
+        run(tiny.experiment(rounds=1, seed=1), out=out, resume=True)
+    # The number of workers changes nothing, so it may differ.
+    assert run(tiny.experiment(rounds=1, name="again"), out=out, resume=True).metrics["round"] == 1
 
 
 def test_a_folder_holds_the_whole_run(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def test_left_overs_do_not_matter(tmp_path: Path) -> None:
     loaded = Checkpoint(tmp_path).load(State)
     assert loaded is not None
     assert loaded.round == 1
+    Checkpoint(tmp_path).save(snapshot(2))
+    assert files(tmp_path) == ["manifest.json", "server-000002.safetensors"]
 
 
 def damaged(path: Path) -> str:

@@ -13,7 +13,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedtail import Augment, FedAvg, Method, RunStopped, run
+from fedtail import Augment, FedAvg, FedtailError, Method, RunStopped, run
 from fedtail.callbacks import Callback, Snapshot
 from fedtail.engines import Dropped, Embedded
 from fedtail.protocol import Payload, Task, grouped
@@ -153,6 +153,15 @@ def test_a_worker_that_dies_ends_the_run_in_one_sentence() -> None:
     chosen = tiny.experiment(odd_methods.Dying(local=tiny.quick()), workers=2, per_round=6)
     with pytest.raises(RunStopped, match="a worker process ended with exit code 7"):
         run(chosen)
+
+
+def test_a_model_that_cannot_be_sent_to_workers_is_one_sentence() -> None:
+    class Local(nn.Sequential):
+        """A class that no other process can import."""
+
+    model = Local(nn.Flatten(), nn.Linear(192, 4))
+    with pytest.raises(FedtailError, match="cannot be sent to worker processes .*workers = 0"):
+        run(tiny.experiment(model=lambda: model, workers=1))
 
 
 def wide_model() -> nn.Module:
