@@ -4,6 +4,7 @@ from fedtail.training.average import weighted_mean
 from fedtail.training.class_gradients import class_gradients, mean_by_class
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior
+from fedtail.training.proxy import PrivateProxyPrior, ProxyPrior
 from fedtail.training.samplers import BatchSampler, ClassBalanced, Shuffled
 from fedtail.training.schedule import Constant, Cosine, Linear, Schedule, StepDecay
 
@@ -17,6 +18,8 @@ __all__ = [
     "Linear",
     "LocalPrior",
     "LocalTraining",
+    "PrivateProxyPrior",
+    "ProxyPrior",
     "Schedule",
     "Shuffled",
     "StepDecay",

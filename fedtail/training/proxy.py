@@ -1,0 +1,232 @@
+"""The proxy prior: the class distribution, read off one epoch of training.
+
+Zeng et al., "Global Balanced Experts for Federated Long-Tailed Learning", ICCV 2023.
+
+Before round 1 every client trains the initial model for one epoch of plain cross-entropy. Its local
+proxy index Ω_i (Eq. 4) is how far row i of the classifier moved, summed over the row. With features
+that are not negative it is positive exactly if the client has more of class i than the model
+expects. The server averages the positive parts to the global proxy Π (Eq. 5), which takes the place
+of the class counts that nobody has to tell. `PrivateProxyPrior` is GBME-p's: the classifier's
+change is clipped and gets Gaussian noise before anything leaves the client.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtail.errors import FedtailError
+from fedtail.models.heads import class_axis
+from fedtail.models.split import SplitModel
+from fedtail.privacy import analytic_sigma, paper_sigma, spent_epsilon
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
+from fedtail.training.local import LocalTraining, normalisable
+from fedtail.training.priors import ClassPrior
+from fedtail.training.samplers import Shuffled
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the preliminary exchange found.
+
+    Attributes
+    ----------
+    counts
+        The estimated class counts: Π with a floor, scaled to the number of samples.
+    omega
+        Ω^k, one row a client, in the order of ``server.clients``; zeros for one that did not
+        answer.
+    gpi
+        Π, as Eq. 5 has it.
+    """
+
+    counts: Tensor
+    omega: Tensor
+    gpi: Tensor
+
+
+@ClassPrior.register("proxy")
+class ProxyPrior(ClassPrior):
+    """The class counts that the clients' first classifier updates betray (GBME's GPI)."""
+
+    epochs: float = Field(1.0, gt=0, description="local passes of the preliminary training")
+    upload: Literal["index", "layer"] = Field(
+        "index",
+        description="what a client sends: one number a class, or the classifier's change that the "
+        "server makes them of",
+    )
+    normalise_per_client: bool = Field(
+        False,
+        description="scale the positive part of each client's index to sum 1 first, as the "
+        "authors' code does",
+    )
+    floor: float = Field(
+        1e-3, gt=0, lt=1, description="smallest share of a class that looks absent everywhere"
+    )
+
+    # Server half
+
+    def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
+        """Return the estimated class counts."""
+        survey = yield from self.survey(model, server)
+        return survey.counts
+
+    def survey(self, model: Tensors, server: Server) -> Exchange[Survey]:
+        """Hold the preliminary exchange with every client."""
+        question = Payload(grouped("model", model))
+        updates = yield [Task(client, "inform", question) for client in server.clients]
+        omega = torch.zeros(len(server.clients), server.num_classes)
+        samples = torch.zeros(len(server.clients))
+        row = {client: k for k, client in enumerate(server.clients)}
+        for update in updates:
+            sent = update.payload.tensors
+            k = row[update.client]
+            omega[k] = sent["lpi/classes"] if self.upload == "index" else lpi(sent["layer/weight"])
+            samples[k] = float(update.payload.scalars["samples"])
+        gpi = self.gpi(omega, samples)
+        return Survey(self.estimate(gpi, float(samples.sum())), omega, gpi)
+
+    def gpi(self, omega: Tensor, samples: Tensor) -> Tensor:
+        """Π_i = Σ_k (n_k / n) max(Ω_i^k, 0) (Eq. 5)."""
+        positive = omega.clamp(min=0).double()
+        if self.normalise_per_client:
+            positive = functional.normalize(positive, p=1.0, dim=1, eps=1e-300)
+        weights = samples.double() / samples.double().sum().clamp(min=1)
+        return (weights @ positive).float()
+
+    def estimate(self, gpi: Tensor, samples: float) -> Tensor:
+        """Return counts ∝ max(Π, floor · ΣΠ), n in all; equal ones if Π is zero."""
+        total = gpi.sum()
+        shares = gpi / total if float(total) > 0 else torch.ones_like(gpi)
+        floored = shares.clamp(min=self.floor)
+        return floored * (max(samples, 1.0) / floored.sum())
+
+    # Client half
+
+    def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
+        """Train, and tell by how much the classifier moved."""
+        client.model.load(payload.group("model"))
+        before = mean_head(client.model)
+        # Decay would move every row, whatever the labels are.
+        warm_up(client, local.but(epochs=self.epochs, steps=None, weight_decay=0.0))
+        change = self.release(mean_head(client.model) - before, client)
+        sent = {"lpi/classes": lpi(change)} if self.upload == "index" else {"layer/weight": change}
+        return Payload(sent, {"samples": len(client.data)})
+
+    def release(self, change: Tensor, client: Client) -> Tensor:
+        """Return what may be known of the classifier's change (classes, features)."""
+        return change
+
+    def counts(self, told: Tensor | None, client: Client) -> Tensor:
+        """Return what the server told."""
+        return super().counts(None, client) if told is None else told
+
+
+@ClassPrior.register("private_proxy")
+class PrivateProxyPrior(ProxyPrior):
+    """The proxy prior from classifier updates with Gaussian noise, released once (GBME-p)."""
+
+    upload: Literal["index", "layer"] = Field(
+        "layer",
+        description="what a client sends: the noisy change of the classifier, as in the paper, or "
+        "its sums over rows, which carry the same noise in fewer bytes",
+    )
+    epsilon: float = Field(
+        10.0, gt=0, allow_inf_nan=True, description="ε of the release; inf adds no noise"
+    )
+    delta: float = Field(0.03, gt=0, lt=1, description="δ of the release")
+    clip: float = Field(1.0, gt=0, description="Δ: largest L2 norm of what is released")
+    bound: Literal["normalise", "clip"] = Field(
+        "normalise",
+        description="scale every change to norm Δ, so that Δ needs no tuning; or only longer ones",
+    )
+    mechanism: Literal["analytic", "paper"] = Field(
+        "analytic",
+        description="σ by the analytic Gaussian mechanism, or by c·Δ/ε, proved for ε < 1 only",
+    )
+    neighbours: Literal["absent", "replaced"] = Field(
+        "absent",
+        description="what ε tells apart: a client's data and none (sensitivity Δ), or any other "
+        "data (2Δ)",
+    )
+
+    @property
+    def sensitivity(self) -> float:
+        """How far the clipped change can lie from its neighbour's."""
+        return self.clip * (2 if self.neighbours == "replaced" else 1)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise in each number."""
+        rule = analytic_sigma if self.mechanism == "analytic" else paper_sigma
+        return rule(self.epsilon, self.delta, self.sensitivity)
+
+    @property
+    def spent(self) -> float:
+        """The ε that the noise is worth at δ, whatever it was asked to be."""
+        if self.mechanism == "analytic":
+            return self.epsilon
+        return spent_epsilon(self.sigma, self.sensitivity, self.delta)
+
+    def survey(self, model: Tensors, server: Server) -> Exchange[Survey]:
+        """Hold the exchange; log the budget that it spends, which is all that is ever spent."""
+        if self.mechanism == "paper" and 1 <= self.epsilon < math.inf:
+            warnings.warn(
+                f"σ = c·Δ/ε is proved for ε < 1, not for epsilon = {self.epsilon:g}: at δ ="
+                f" {self.delta:g} this noise is worth ε = {self.spent:.4g}; the analytic mechanism"
+                " is exact for every ε",
+                stacklevel=2,
+            )
+        server.log("epsilon", self.spent)
+        server.log("delta", self.delta)
+        server.log("sigma", self.sigma)
+        return (yield from super().survey(model, server))
+
+    def release(self, change: Tensor, client: Client) -> Tensor:
+        """Bound the norm by Δ, then add N(0, σ²) to every number; neither of it for ε = ∞."""
+        if math.isinf(self.epsilon):
+            return change
+        factor = self.clip / max(float(change.norm()), 1e-12)
+        bounded = change * (factor if self.bound == "normalise" else min(1.0, factor))
+        noise = torch.randn(change.shape, generator=client.generator("privacy noise"))
+        return bounded + self.sigma * noise
+
+
+def lpi(change: Tensor) -> Tensor:
+    """Ω_i = Σ_j Δw_ij = −Σ_j ∇w_ij, the rate times the gradients of all steps (Eq. 4)."""
+    return change.sum(dim=1)
+
+
+def mean_head(model: SplitModel) -> Tensor:
+    """Return the mean of the experts' classifier weights, (classes, features), as a copy."""
+    weights = []
+    for name, head in zip(model.head_names, model.heads, strict=True):
+        weight = getattr(head, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
+        weights.append(weight.detach() if class_axis(head) == 0 else weight.detach().T)
+    return torch.stack(weights).mean(dim=0).to("cpu", torch.float32)
+
+
+def warm_up(client: Client, local: LocalTraining) -> None:
+    """Train the resident model by plain cross-entropy, with the rate of the first round."""
+    model, norms = client.model, client.model.batch_norms()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = local.make_optimizer(trained, 1, client.rounds)
+    order, augmentation = client.generator("batches"), client.generator("augment")
+    model.train()
+    for index in local.batches(Shuffled(), client.data.labels, order, bool(norms)):
+        x, y = client.data.batch(index, augmentation)
+        optimizer.zero_grad(set_to_none=True)
+        with normalisable(norms, len(y)):
+            torch.autograd.backward(functional.cross_entropy(model(x), y))
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(trained, local.clip)
+        optimizer.step()

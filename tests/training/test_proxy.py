@@ -1,0 +1,290 @@
+"""The proxy prior: what one epoch betrays, by hand, and the noise that hides it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from fedtail import BalancedSoftmax, Experiment, FedAvg, FedtailError, LocalTraining, run
+from fedtail.data.federation import Federation
+from fedtail.models import CosineHead, ExpertModel, SplitModel
+from fedtail.protocol import Payload, Update, grouped
+from fedtail.training import ClassPrior, PrivateProxyPrior, ProxyPrior
+from fedtail.training.proxy import Survey, mean_head
+
+STEP = LocalTraining(lr=0.5, batch_size=100)  # full batch: one step
+H, C = 4, 3
+
+
+def constant(counts: Sequence[Sequence[int]], value: float = 1.0) -> Federation:
+    """Return clients with these class counts, whose features are all `value`."""
+    labels = [c for row in counts for c, n in enumerate(row) for _ in range(n)]
+    sizes = [sum(row) for row in counts]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    parts = [list(range(a, a + n)) for a, n in zip(starts, sizes, strict=True)]
+    return tiny.federation([[value] * H] * len(labels), labels, parts, classes=C)
+
+
+def zero_head(features: int = H) -> SplitModel:
+    model = SplitModel(nn.Sequential(nn.Linear(features, C, bias=False)))
+    nn.init.zeros_(model.module.get_parameter("0.weight"))
+    return model
+
+
+def reply(
+    prior: ProxyPrior,
+    data: Federation,
+    k: int,
+    model: SplitModel,
+    local: LocalTraining = STEP,
+    **fields: Any,
+) -> Payload:
+    payload = Payload(grouped("model", model.tensors()))
+    return prior.report(payload, tiny.client(data, k, model, round=0, **fields), local)
+
+
+def surveyed(
+    prior: ProxyPrior, data: Federation, model: SplitModel, answering: Sequence[int] = ()
+) -> Survey:
+    """Carry the preliminary exchange through; by default all answer."""
+    server = tiny.server(model, len(data), num_classes=C, round=0)
+    start = model.tensors()
+    exchange = prior.survey(start, server)
+    tasks = next(exchange)
+    assert [(t.client, t.action) for t in tasks] == [(k, "inform") for k in range(len(data))]
+    updates = []
+    for k in answering or range(len(data)):
+        client = tiny.client(data, k, model, round=0)
+        updates.append(Update(k, prior.report(tasks[k].payload, client, STEP)))
+    with pytest.raises(StopIteration) as end:
+        exchange.send(updates)
+    survey: Survey = end.value.value
+    return survey
+
+
+def test_one_step_by_hand() -> None:
+    # A zero head says 1/C for every class. With h = 1 and one full-batch step,
+    # Δw_ij = η (n_i / n − 1/C) h_j, so that Ω_i = η H (n_i / n − 1/C):
+    # 0.5 · 4 · (4/6 − 1/3, 2/6 − 1/3, 0 − 1/3) = (2/3, 0, −2/3).
+    sent = reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head())
+    assert sent.tensors["lpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
+    assert dict(sent.scalars) == {"samples": 6}
+    assert set(sent.tensors) == {"lpi/classes"}
+
+
+def test_the_global_proxy_by_hand() -> None:
+    # Ω^0 = 2 (4/6 − 1/3, 2/6 − 1/3, −1/3) = (2/3, 0, −2/3), n_0 = 6
+    # Ω^1 = 2 (0 − 1/3, 2/2 − 1/3, −1/3) = (−2/3, 4/3, −2/3), n_1 = 2
+    # Π = (6/8 · 2/3, 2/8 · 4/3, 0) = (1/2, 1/3, 0): the third has no positive part anywhere.
+    survey = surveyed(ProxyPrior(floor=0.01), constant([(4, 2, 0), (0, 2, 0)]), zero_head())
+    assert survey.gpi.tolist() == pytest.approx([0.5, 1 / 3, 0.0], abs=1e-6)
+    assert survey.omega[1].tolist() == pytest.approx([-2 / 3, 4 / 3, -2 / 3], abs=1e-6)
+    # Shares (0.6, 0.4, 0), floored at 0.01, times 8 / 1.01 samples.
+    expected = [8 * share / 1.01 for share in (0.6, 0.4, 0.01)]
+    assert survey.counts.tolist() == pytest.approx(expected, rel=1e-5)
+    assert survey.counts.dtype == torch.float32
+
+
+def test_normalised_per_client() -> None:
+    # The positive parts as shares: (1, 0, 0) and (0, 1, 0), weighted 6/8 and 2/8.
+    data = constant([(4, 2, 0), (0, 2, 0)])
+    survey = surveyed(ProxyPrior(normalise_per_client=True), data, zero_head())
+    assert survey.gpi.tolist() == pytest.approx([0.75, 0.25, 0.0], abs=1e-6)
+
+
+def test_equal_clients_with_a_zero_head() -> None:
+    # IID: every client has (8, 5, 2); Π ∝ max(n_i − n / C, 0) = (3, 0, 0) for n / C = 5, and for
+    # (7, 6, 2): (2, 1, 0).
+    for counts, expected in (((8, 5, 2), (1.0, 0.0, 0.0)), ((7, 6, 2), (2 / 3, 1 / 3, 0.0))):
+        gpi = surveyed(ProxyPrior(), constant([counts] * 3), zero_head()).gpi
+        assert (gpi / gpi.sum()).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_balanced_clients_leave_a_uniform_prior() -> None:
+    # Ω = 0 up to rounding, or exactly for clients without samples: nothing is known.
+    data = tiny.federation([[1.0] * H], [0], [[], []], classes=C)
+    survey = surveyed(ProxyPrior(), data, zero_head())
+    assert survey.gpi.tolist() == [0.0, 0.0, 0.0]
+    assert len(set(survey.counts.tolist())) == 1
+    assert float(survey.counts[0]) > 0
+
+
+def test_a_client_that_does_not_answer_has_a_row_of_zeros() -> None:
+    data = constant([(4, 2, 0), (0, 2, 0)])
+    survey = surveyed(ProxyPrior(), data, zero_head(), answering=[1])
+    assert survey.omega[0].tolist() == [0.0, 0.0, 0.0]
+    assert survey.gpi.tolist() == pytest.approx([0.0, 4 / 3, 0.0], abs=1e-6)
+
+
+def test_heads_are_averaged_on_copies() -> None:
+    # Three heads that give the mean logits: each gets a third of the gradient. All start from
+    # zero, so the mean head moves by a third of the change of one head alone.
+    data = constant([(4, 2, 0)])
+    heads = [zero_head().classifier for _ in range(3)]
+    model = ExpertModel(nn.Identity(), [nn.Identity() for _ in heads], heads)
+    start = model.tensors()
+    sent = reply(ProxyPrior(), data, 0, model).tensors["lpi/classes"]
+    assert sent.tolist() == pytest.approx([2 / 9, 0.0, -2 / 9], abs=1e-6)
+    # The next client starts from the same weights, and sends the same.
+    model.load(start)
+    assert torch.equal(reply(ProxyPrior(), data, 0, model).tensors["lpi/classes"], sent)
+
+
+def test_a_cosine_head_is_read_by_columns() -> None:
+    head = CosineHead(H, C)
+    model = SplitModel(nn.Sequential(nn.Identity(), head), "1")
+    assert torch.equal(mean_head(model), head.weight.detach().T)
+    sent = reply(ProxyPrior(upload="layer"), constant([(5, 0, 0)]), 0, model)
+    assert sent.tensors["layer/weight"].shape == (C, H)
+
+
+def test_the_layer_holds_the_index() -> None:
+    data = constant([(4, 2, 0), (0, 2, 1)])
+    torch.testing.assert_close(
+        surveyed(ProxyPrior(upload="layer"), data, zero_head()).omega,
+        surveyed(ProxyPrior(), data, zero_head()).omega,
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_weight_decay_does_not_enter() -> None:
+    model = zero_head()
+    nn.init.ones_(model.module.get_parameter("0.weight"))
+    start, data = model.tensors(), constant([(4, 2, 0)])
+    plain = reply(ProxyPrior(), data, 0, model)
+    model.load(start)
+    decayed = reply(ProxyPrior(), data, 0, model, STEP.but(weight_decay=0.5))
+    assert torch.equal(plain.tensors["lpi/classes"], decayed.tensors["lpi/classes"])
+
+
+def test_one_epoch_whatever_the_method_does() -> None:
+    sent = [
+        reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head(), local).tensors["lpi/classes"]
+        for local in (STEP, STEP.but(epochs=7), STEP.but(steps=3))
+    ]
+    assert torch.equal(sent[0], sent[1])
+    assert torch.equal(sent[0], sent[2])
+
+
+def test_a_classifier_without_weight_is_refused() -> None:
+    class Odd(nn.Module):
+        in_features, out_features = H, C
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :C]
+
+    with pytest.raises(FedtailError, match="reads the classifier's weight"):
+        mean_head(SplitModel(nn.Sequential(Odd()), "0"))
+
+
+def test_a_client_that_was_told_nothing_has_its_own_counts() -> None:
+    client = tiny.client(constant([(4, 2, 0)]), 0, zero_head())
+    assert ProxyPrior().counts(None, client).tolist() == [4.0, 2.0, 0.0]
+    told = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(ProxyPrior().counts(told, client), told)
+
+
+class TestNoise:
+    """GBME-p's release."""
+
+    DATA = constant([(4, 2, 0)])
+
+    def test_infinite_epsilon_adds_nothing(self) -> None:
+        plain = reply(ProxyPrior(), self.DATA, 0, zero_head())
+        silent = PrivateProxyPrior(epsilon=math.inf, clip=1e-6, upload="index")
+        found = reply(silent, self.DATA, 0, zero_head())
+        assert torch.equal(found.tensors["lpi/classes"], plain.tensors["lpi/classes"])
+        again: ClassPrior = ClassPrior.model_validate(silent.describe())
+        assert again == silent
+
+    @pytest.mark.parametrize("upload", ["index", "layer"])
+    def test_the_noise_of_the_index_is_sigma_root_h(self, upload: str) -> None:
+        # Ω̂_i − Ω_i is a sum of H independent N(0, σ²). Δw has the norm 0.5 √(2 · 4 / 9) = 0.471,
+        # so that a Δ of 1 does not clip it.
+        prior = PrivateProxyPrior.model_validate(
+            {"name": "private_proxy", "epsilon": 2.0, "bound": "clip", "upload": upload}
+        )
+        omega = torch.tensor([2 / 3, 0.0, -2 / 3])
+        differences = []
+        for k in range(300):
+            sent = reply(prior, self.DATA, 0, zero_head(), seed=k).tensors
+            found = sent["lpi/classes"] if upload == "index" else sent["layer/weight"].sum(dim=1)
+            differences.append(found - omega)
+        every = torch.stack(differences)
+        # 900 numbers: the relative error of their deviation is about 1 / √1800 = 2.4 %.
+        assert float(every.std()) == pytest.approx(prior.sigma * math.sqrt(H), rel=0.1)
+        assert float(every.mean()) == pytest.approx(0, abs=0.25)
+
+    @pytest.mark.parametrize(("bound", "norm"), [("clip", 0.4714), ("normalise", 1.0)])
+    def test_what_is_released_is_bounded(self, bound: str, norm: float) -> None:
+        # δ close to 1 and a huge ε: hardly any noise, so that the bound shows.
+        fields = {"epsilon": 1e6, "delta": 0.9, "bound": bound}
+        for clip, expected in ((1.0, norm), (0.1, 0.1)):
+            prior = PrivateProxyPrior.model_validate(
+                {"name": "private_proxy", **fields, "clip": clip}
+            )
+            sent = reply(prior, self.DATA, 0, zero_head()).tensors["layer/weight"]
+            assert float(sent.norm()) == pytest.approx(expected, rel=0.02)
+
+    def test_a_client_without_samples_sends_noise_alone(self) -> None:
+        empty = tiny.federation([[1.0] * H], [0], [[]], classes=C)
+        sent = reply(PrivateProxyPrior(), empty, 0, zero_head()).tensors["layer/weight"]
+        assert bool(torch.isfinite(sent).all())
+        assert float(sent.norm()) > 0
+
+    def test_clients_draw_different_noise(self) -> None:
+        data = constant([(4, 2, 0), (4, 2, 0)])
+        sent = [reply(PrivateProxyPrior(), data, k, zero_head()).tensors for k in (0, 1)]
+        assert not torch.equal(sent[0]["layer/weight"], sent[1]["layer/weight"])
+
+    def test_sensitivity_and_sigma(self) -> None:
+        # c = 2.7312 at δ = 0.03; a replaced client can be 2Δ away.
+        paper = PrivateProxyPrior(epsilon=5, clip=2.0, mechanism="paper")
+        assert paper.sigma == pytest.approx(2 * 2.7312 / 5, rel=1e-4)
+        assert paper.but(neighbours="replaced").sigma == pytest.approx(2 * paper.sigma)
+        assert PrivateProxyPrior(epsilon=5).sigma == pytest.approx(0.50455, rel=1e-4)
+
+    def test_the_papers_rule_warns_where_it_is_not_proved(self) -> None:
+        model = zero_head()
+        server = tiny.server(model, 1, num_classes=C)
+        with pytest.warns(UserWarning, match=r"proved for ε < 1.*worth ε = 12\.79"):
+            next(PrivateProxyPrior(mechanism="paper").survey(model.tensors(), server))
+        assert server.logged["epsilon"] == pytest.approx(12.79, abs=0.01)
+        next(PrivateProxyPrior(mechanism="paper", epsilon=0.5).survey(model.tensors(), server))
+        assert float(server.logged["epsilon"]) < 0.5
+
+
+def experiment(prior: ClassPrior, **fields: Any) -> Experiment:
+    method: FedAvg[Any] = FedAvg(loss=BalancedSoftmax(), prior=prior, local=tiny.quick())
+    return tiny.experiment(method, tiny.norm_model, **fields)
+
+
+def test_any_prior_based_loss_can_use_it() -> None:
+    result = run(experiment(ProxyPrior()))
+    told = result.state.prior
+    assert told.shape == (tiny.CLASSES,)
+    assert float(told.sum()) == pytest.approx(sum(map(sum, tiny.COUNTS)), rel=1e-5)
+    # Nobody has class 3: its share is the floor, up to the rescaling.
+    assert float(told[3] / told.sum()) == pytest.approx(1e-3, rel=0.01)
+    assert result.history[0]["method"] == {}
+
+
+def test_without_noise_the_run_is_the_same_bits() -> None:
+    silent = PrivateProxyPrior(epsilon=math.inf)
+    assert run(experiment(silent)).digest == run(experiment(ProxyPrior())).digest
+
+
+def test_the_budget_is_in_the_first_record() -> None:
+    history = run(experiment(PrivateProxyPrior(epsilon=4.0, delta=0.01))).history
+    assert history[0]["method"]["epsilon"] == 4.0
+    assert history[0]["method"]["delta"] == 0.01
+    assert history[0]["method"]["sigma"] == PrivateProxyPrior(epsilon=4.0, delta=0.01).sigma
+    # Released once: nothing is spent later.
+    assert [record["method"] for record in history[1:]] == [{}, {}]
