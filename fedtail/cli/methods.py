@@ -79,14 +79,17 @@ def choices(annotation: Any) -> list[str]:
 def show_all(classes: list[type[Method[Any]]]) -> None:
     """Print a line a method."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("method", "family", "what it does", "needs", "extra traffic"):
-        table.add_column(heading)
+    table.add_column("method", no_wrap=True)
+    table.add_column("family", no_wrap=True)
+    table.add_column("what it does")
     for cls in sorted(classes, key=lambda c: (c.family, c.name)):
-        needs = ", ".join(cls.needs) or "-"
-        table.add_row(*map(escape, (cls.name, cls.family, _first_line(cls), needs, cls.traffic)))
+        table.add_row(*map(escape, (cls.name, cls.family, _first_line(cls))))
     console = make_console()
     console.print(table)
-    console.print("\nfedtail methods NAME shows the hyper-parameters of one.", highlight=False)
+    console.print(
+        "\nfedtail methods NAME shows one: its paper, needs, traffic and hyper-parameters.",
+        highlight=False,
+    )
 
 
 def show_one(cls: type[Method[Any]]) -> None:
