@@ -50,7 +50,11 @@ class Needs:
     file: str = ""
 
 
-NEEDS: dict[str, Needs] = {}
+NEEDS: dict[str, Needs] = {
+    "creff": Needs(method={"features": 5, "match_steps": 5, "head_epochs": 5}),
+    # Eight samples of a class are more than any tiny client has.
+    "redgrape": Needs(method={"per_class": 2}),
+}
 
 
 def needs(name: str) -> Needs:

@@ -218,9 +218,8 @@ def test_without_rebalancing_the_heads_are_one_with_twice_the_rate() -> None:
     heads = {f"3.{n}": start[f"3.{n}"] + start[f"supplementary.{n}"] for n in ("weight", "bias")}
     single.load({n: heads.get(n, t) for n, t in start.items() if not n.startswith("supp")})
     own, head = (list(single.module.get_submodule(name).parameters()) for name in ("0", "3"))
-    optimizer = torch.optim.SGD(
-        [{"params": own}, {"params": head, "lr": 0.2}], lr=0.1, momentum=0.9
-    )
+    groups: list[dict[str, Any]] = [{"params": own}, {"params": head, "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     x, y = data.client(0).batch(torch.arange(6))
     for _ in range(30):
         optimizer.zero_grad()
