@@ -238,7 +238,8 @@ class RedGrape(FedAvg[RedGrapeState]):
         head = linear_head(run.model.classifier)
         total = dict(aux.missing)
         if aux.held:
-            h = constant_features(run.model, aux.x, self.statistics)
+            frozen = self.stage(run.client.round, run.client.rounds) == "head"
+            h = constant_features(run.model, aux.x, "running" if frozen else self.statistics)
             parameters = dict(head.named_parameters())
             mean = functional.cross_entropy(head(h), aux.y)
             real = torch.autograd.grad(mean, list(parameters.values()))

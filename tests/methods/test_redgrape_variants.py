@@ -58,8 +58,9 @@ W = {"3.weight", "3.bias"}
 W_HAT = {"supplementary.weight", "supplementary.bias"}
 
 
-def test_two_stages_train_the_encoder_and_then_the_head() -> None:
-    states = two_stage_history()
+@pytest.mark.parametrize("statistics", ["batch", "update", "running"])
+def test_two_stages_train_the_encoder_and_then_the_head(statistics: str) -> None:
+    states = two_stage_history(statistics=statistics)
     assert changed(states[0], states[1]) == changed(states[1], states[2]) == ENCODER | BUFFERS | W
     assert changed(states[2], states[3]) == changed(states[3], states[4]) == W | W_HAT
     assert [len(s.prototypes["classes"]) for s in states] == [0, 0, 0, 3, 3]
