@@ -160,7 +160,7 @@ def test_a_model_that_cannot_be_sent_to_workers_is_one_sentence() -> None:
         """A class that no other process can import."""
 
     model = Local(nn.Flatten(), nn.Linear(192, 4))
-    with pytest.raises(FedtailError, match="cannot be sent to worker processes .*workers = 0"):
+    with pytest.raises(FedtailError, match=r"cannot be sent to worker processes .*workers = 0"):
         run(tiny.experiment(model=lambda: model, workers=1))
 
 
