@@ -7,12 +7,13 @@ and over the clients that hold the class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.data.federation import ClientData
+from fedtail.data.siamese import siamese
 from fedtail.errors import FedtailError
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Tensors
@@ -64,6 +65,33 @@ def class_gradients(
     order = torch.argsort(data.labels, stable=True)
     batches = (data.batch(index, generator) for index in torch.split(order, batch_size))
     return batch_gradients(model, head, batches, torch.unique(data.labels), num_classes)
+
+
+def augmented_gradients(
+    model: SplitModel,
+    head: nn.Module,
+    data: ClientData,
+    num_classes: int,
+    generator: torch.Generator,
+    repeats: int = 10,
+    samples: int = 32,
+) -> ClassGradients:
+    """Return the mean gradient of each class over repeats of a few samples, as CReFF's code does.
+
+    Each repeat draws at most `samples` samples of the class and changes all of them in one random
+    way (`fedtail.data.siamese`). The other parameters are those of `class_gradients`.
+    """
+    classes = torch.unique(data.labels)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for c in classes:
+            mine = torch.nonzero(data.labels == c)[:, 0]
+            for _ in range(repeats):
+                drawn = torch.randperm(len(mine), generator=generator)[:samples]
+                x, y = data.batch(mine[drawn])
+                yield siamese(x, generator), y
+
+    return batch_gradients(model, head, batches(), classes, num_classes)
 
 
 def batch_gradients(

@@ -1,0 +1,233 @@
+"""Federated features: made so that a linear head's class gradients on them match the given ones.
+
+Everything is in closed form. With features s_i of class c, z_i = W s_i + b and p_i = softmax(z_i),
+the head's gradient on them is g_c = (1/m) Σ_i r_i s_iᵀ with r_i = p_i − e_c. The matching loss is a
+sum of 1 − cos(row of g_c, row of the target), so its derivative in g_c is a matrix A, and
+
+    ∂⟨A, g_c⟩ / ∂s_i = (1/m) (Wᵀ J_i A s_i + Aᵀ r_i),   J_i = diag(p_i) − p_i p_iᵀ,
+
+which is a few matrix products for all samples of many classes at once: no double backward.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtail.training.class_gradients import ClassGradients
+
+# Numbers of one scratch array: about what stays in a core's cache between two operations.
+CHUNK = 2**18
+
+
+class Head(NamedTuple):
+    """A linear head: weight (C, d), and bias (C,) if it has one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def to(self, device: torch.device) -> Head:
+        """Return it on a device."""
+        return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device))
+
+
+class Matching(NamedTuple):
+    """The distance of two class gradients: scale · Σ_j (1 − g_j·t_j / (‖g_j‖‖t_j‖ + eps)).
+
+    Attributes
+    ----------
+    scale
+        The factor of the sum over rows.
+    eps
+        What keeps zero rows from a division by zero; with 0 they count as orthogonal.
+    bias
+        Whether the gradient of the bias is one more row.
+    """
+
+    scale: float
+    eps: float
+    bias: bool
+
+
+class Matched(NamedTuple):
+    """What gradient matching gives.
+
+    Attributes
+    ----------
+    features
+        (A, m, d): those of the A matched classes.
+    before, after
+        (A,): the mean of 1 − cos over the weight's rows, for the old and the new features.
+    loss
+        The matching loss of the new features, summed over classes.
+    """
+
+    features: Tensor
+    before: Tensor
+    after: Tensor
+    loss: float
+
+
+def match_features(
+    features: Tensor, head: Head, targets: ClassGradients, matching: Matching, steps: int, lr: float
+) -> Matched:
+    """Take SGD steps on the features of each target's class.
+
+    Parameters
+    ----------
+    features
+        (A, m, d), in the order of the targets' classes; they are not changed.
+    head
+        At which the gradients are taken.
+    targets
+        The classes (A,) and the gradients to match.
+    matching
+        The distance.
+    steps, lr
+        How many steps, and their rate. A class never looks at another, so that they go in chunks.
+    """
+    classes, weight, bias = targets
+    size = max(1, CHUNK // weight.shape[1:].numel())
+    new, before, after, loss = features.clone(), [], [], 0.0
+    for start in range(0, len(classes), size):
+        rows = slice(start, start + size)
+        target = classes[rows], weight[rows], bias[rows] if bias is not None else None
+        with torch.no_grad():
+            chunk = _Chunk(new[rows], head, target, matching)
+            before.append(chunk.dissimilarity())
+            for _ in range(steps):
+                chunk.step(lr)
+            after.append(chunk.dissimilarity())
+            loss += chunk.loss()
+    nothing = [features.new_zeros(0)]
+    return Matched(new, torch.cat(before or nothing), torch.cat(after or nothing), loss)
+
+
+def feature_gradients(features: Tensor, classes: Tensor, head: Head) -> ClassGradients:
+    """Return the head's gradient of the mean cross-entropy on each class's features (A, m, d)."""
+    r = _residual(features, classes, head)
+    weight = r.transpose(1, 2) @ features / features.shape[1]
+    return classes, weight, None if head.bias is None else r.mean(dim=1)
+
+
+def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:
+    """Return p − e_c for every feature, (A, m, C)."""
+    z = features @ head.weight.T
+    if head.bias is not None:
+        z += head.bias
+    r = torch.softmax(z, dim=2)
+    r[torch.arange(len(r), device=r.device), :, classes] -= 1
+    return r
+
+
+class _Cosine(NamedTuple):
+    """Cosine of rows, and its derivative in the first of them: a·t + b·g."""
+
+    value: Tensor
+    a: Tensor
+    b: Tensor
+
+
+def _cosine(g: Tensor, t: Tensor, t_norm: Tensor, eps: float) -> _Cosine:
+    norm = torch.linalg.vector_norm(g, dim=-1)
+    q = norm * t_norm + eps
+    # Below this a quotient would be noise or infinite: a zero row has cosine 0 and no derivative.
+    a = torch.where(q > 1e-30, 1 / q, 0)
+    value = torch.linalg.vecdot(g, t) * a
+    return _Cosine(value, a, torch.where(norm > 0, -value * t_norm * a / norm, 0))
+
+
+class _Chunk:
+    """The features of a few classes, changed in place."""
+
+    def __init__(self, s: Tensor, head: Head, targets: ClassGradients, matching: Matching) -> None:
+        self.s, self.head, self.matching = s, head, matching
+        self.classes, self.t, self.t_bias = targets
+        self.with_bias = matching.bias and self.t_bias is not None
+        self.t_norm = torch.linalg.vector_norm(self.t, dim=-1)
+        self.rows = torch.arange(len(s), device=s.device)
+        # Sums over the m features stand for means below: m in eps makes up for m in the gradient.
+        self.eps = matching.eps * s.shape[1]
+
+    def gradients(self) -> tuple[Tensor, Tensor, _Cosine]:
+        r = _residual(self.s, self.classes, self.head)
+        g = r.transpose(1, 2) @ self.s
+        return r, g, _cosine(g, self.t, self.t_norm, self.eps)
+
+    def bias_cosine(self, r: Tensor) -> tuple[Tensor, _Cosine]:
+        assert self.t_bias is not None
+        g = r.sum(dim=1)
+        norm = torch.linalg.vector_norm(self.t_bias, dim=-1)
+        return g, _cosine(g, self.t_bias, norm, self.eps)
+
+    def step(self, lr: float) -> None:
+        r, g, cosine = self.gradients()
+        # The derivative of Σ_j cos_j, which is climbed, in the gradient ...
+        a = g.mul_(cosine.b[..., None]).addcmul_(cosine.a[..., None], self.t)
+        y = self.s @ a.transpose(1, 2)
+        if self.with_bias and self.t_bias is not None:
+            g_bias, bias = self.bias_cosine(r)
+            y += (bias.a[:, None] * self.t_bias + bias.b[:, None] * g_bias)[:, None]
+        # ... and in the logits: x = p ∘ (y − p·y), where p is r but for the column of the class.
+        own = y[self.rows, :, self.classes]
+        y -= (torch.linalg.vecdot(r, y) + own)[..., None]
+        own = y[self.rows, :, self.classes]
+        x = y.mul_(r)
+        x[self.rows, :, self.classes] += own
+        rate = lr * self.matching.scale
+        self.s.baddbmm_(r, a, alpha=rate)
+        self.s.view(-1, self.s.shape[2]).addmm_(
+            x.view(-1, x.shape[2]), self.head.weight, alpha=rate
+        )
+
+    def dissimilarity(self) -> Tensor:
+        return 1 - self.gradients()[2].value.mean(dim=1)
+
+    def loss(self) -> float:
+        r, _, cosine = self.gradients()
+        total = float((1 - cosine.value).sum())
+        if self.with_bias:
+            total += float((1 - self.bias_cosine(r)[1].value).sum())
+        return total * self.matching.scale
+
+
+def new_head(num_classes: int, width: int, bias: bool, generator: torch.Generator) -> Head:
+    """Draw a linear head as `nn.Linear` does: U(−1/√d, 1/√d)."""
+    bound = width**-0.5
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator).mul_(2 * bound).sub_(bound)
+
+    weight = draw(num_classes, width)
+    return Head(weight, draw(num_classes) if bias else None)
+
+
+def train_head(
+    head: Head, features: Tensor, epochs: int, batch_size: int, lr: float, gen: torch.Generator
+) -> Head:
+    """Train a head by SGD with cross-entropy on the features (C, m, d) of all classes.
+
+    Each epoch goes through all C·m features in a new order. The gradient of softmax regression
+    needs no autograd: it is the batch's mean of h (p − e_y)ᵀ. The bias is the weight of a constant
+    feature.
+    """
+    num_classes, m, width = features.shape
+    h = features.reshape(-1, width)
+    weight = head.weight
+    if head.bias is not None:
+        h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
+        weight = torch.cat([weight, head.bias[:, None]], dim=1)
+    w = weight.T.clone(memory_format=torch.contiguous_format)
+    y = torch.arange(num_classes, device=h.device).repeat_interleave(m)[:, None]
+    minus = h.new_full((batch_size, 1), -1.0)
+    with torch.no_grad():
+        for _ in range(epochs):
+            order = torch.randperm(len(h), generator=gen).to(h.device)
+            batches = torch.split(h[order], batch_size), torch.split(y[order], batch_size)
+            for x, target in zip(*batches, strict=True):
+                r = torch.softmax(x @ w, dim=1).scatter_add_(1, target, minus[: len(x)])
+                w.addmm_(x.T, r, alpha=-lr / len(x))
+    weight = w.T.contiguous()
+    return Head(weight, None) if head.bias is None else Head(weight[:, :-1].clone(), weight[:, -1])
