@@ -22,7 +22,17 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.loop import Result, run
 from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibration, LossContext
-from fedtail.methods import BalanceFL, FedAvg, FedLC, LocalRun, Method, ModelState, RedGrape, action
+from fedtail.methods import (
+    BalanceFL,
+    CReFF,
+    FedAvg,
+    FedLC,
+    LocalRun,
+    Method,
+    ModelState,
+    RedGrape,
+    action,
+)
 from fedtail.models import ModelSpec, Output, SplitModel, experts
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.training import (
@@ -44,6 +54,7 @@ __all__ = [
     "BalancedDirichlet",
     "BalancedSoftmax",
     "BatchSampler",
+    "CReFF",
     "CReFFSplit",
     "Callback",
     "ClassBalanced",

@@ -2,9 +2,19 @@
 
 from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
-from fedtail.methods.creff import CReFF, CReFFState
+from fedtail.methods.creff import CReFF
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.redgrape import RedGrape
 
-__all__ = ["BalanceFL", "FedAvg", "FedLC", "LocalRun", "Method", "ModelState", "RedGrape", "action"]
+__all__ = [
+    "BalanceFL",
+    "CReFF",
+    "FedAvg",
+    "FedLC",
+    "LocalRun",
+    "Method",
+    "ModelState",
+    "RedGrape",
+    "action",
+]

@@ -20,6 +20,8 @@ from fedtail.training.class_gradients import ClassGradients
 
 # Numbers of one scratch array: about what stays in a core's cache between two operations.
 CHUNK = 2**18
+# Batches that are gathered at once.
+BLOCK = 64
 
 
 class Head(NamedTuple):
@@ -59,7 +61,8 @@ class Matched(NamedTuple):
     features
         (A, m, d): those of the A matched classes.
     before, after
-        (A,): the mean of 1 − cos over the weight's rows, for the old and the new features.
+        (A,): the mean of 1 − cos over the weight's rows, for the old and the new features;
+        without eps, so that it is comparable between distances.
     loss
         The matching loss of the new features, summed over classes.
     """
@@ -96,11 +99,12 @@ def match_features(
         target = classes[rows], weight[rows], bias[rows] if bias is not None else None
         with torch.no_grad():
             chunk = _Chunk(new[rows], head, target, matching)
-            before.append(chunk.dissimilarity())
+            before.append(chunk.distances()[0])
             for _ in range(steps):
                 chunk.step(lr)
-            after.append(chunk.dissimilarity())
-            loss += chunk.loss()
+            plain, total = chunk.distances()
+            after.append(plain)
+            loss += total
     nothing = [features.new_zeros(0)]
     return Matched(new, torch.cat(before or nothing), torch.cat(after or nothing), loss)
 
@@ -151,10 +155,9 @@ class _Chunk:
         # Sums over the m features stand for means below: m in eps makes up for m in the gradient.
         self.eps = matching.eps * s.shape[1]
 
-    def gradients(self) -> tuple[Tensor, Tensor, _Cosine]:
+    def gradients(self) -> tuple[Tensor, Tensor]:
         r = _residual(self.s, self.classes, self.head)
-        g = r.transpose(1, 2) @ self.s
-        return r, g, _cosine(g, self.t, self.t_norm, self.eps)
+        return r, r.transpose(1, 2) @ self.s
 
     def bias_cosine(self, r: Tensor) -> tuple[Tensor, _Cosine]:
         assert self.t_bias is not None
@@ -163,7 +166,8 @@ class _Chunk:
         return g, _cosine(g, self.t_bias, norm, self.eps)
 
     def step(self, lr: float) -> None:
-        r, g, cosine = self.gradients()
+        r, g = self.gradients()
+        cosine = _cosine(g, self.t, self.t_norm, self.eps)
         # The derivative of Σ_j cos_j, which is climbed, in the gradient ...
         a = g.mul_(cosine.b[..., None]).addcmul_(cosine.a[..., None], self.t)
         y = self.s @ a.transpose(1, 2)
@@ -182,15 +186,14 @@ class _Chunk:
             x.view(-1, x.shape[2]), self.head.weight, alpha=rate
         )
 
-    def dissimilarity(self) -> Tensor:
-        return 1 - self.gradients()[2].value.mean(dim=1)
-
-    def loss(self) -> float:
-        r, _, cosine = self.gradients()
-        total = float((1 - cosine.value).sum())
+    def distances(self) -> tuple[Tensor, float]:
+        """Return each class's mean of 1 − cos without eps, and the sum of the loss."""
+        r, g = self.gradients()
+        total = (1 - _cosine(g, self.t, self.t_norm, self.eps).value).sum()
         if self.with_bias:
-            total += float((1 - self.bias_cosine(r)[1].value).sum())
-        return total * self.matching.scale
+            total += (1 - self.bias_cosine(r)[1].value).sum()
+        plain = 1 - _cosine(g, self.t, self.t_norm, 0.0).value.mean(dim=1)
+        return plain, float(total) * self.matching.scale
 
 
 def new_head(num_classes: int, width: int, bias: bool, generator: torch.Generator) -> Head:
@@ -220,14 +223,16 @@ def train_head(
         h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
         weight = torch.cat([weight, head.bias[:, None]], dim=1)
     w = weight.T.clone(memory_format=torch.contiguous_format)
-    y = torch.arange(num_classes, device=h.device).repeat_interleave(m)[:, None]
-    minus = h.new_full((batch_size, 1), -1.0)
+    y = torch.arange(num_classes, device=h.device).repeat_interleave(m)
+    unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
     with torch.no_grad():
         for _ in range(epochs):
             order = torch.randperm(len(h), generator=gen).to(h.device)
-            batches = torch.split(h[order], batch_size), torch.split(y[order], batch_size)
-            for x, target in zip(*batches, strict=True):
-                r = torch.softmax(x @ w, dim=1).scatter_add_(1, target, minus[: len(x)])
-                w.addmm_(x.T, r, alpha=-lr / len(x))
+            # Many batches are gathered at once, not all: a one-hot label is C numbers.
+            for block in torch.split(order, BLOCK * batch_size):
+                inputs = torch.split(h[block], batch_size)
+                for x, e in zip(inputs, torch.split(unit[y[block]], batch_size), strict=True):
+                    r = torch.softmax(x @ w, dim=1).sub_(e)
+                    w.addmm_(x.T, r, alpha=-lr / len(x))
     weight = w.T.contiguous()
     return Head(weight, None) if head.bias is None else Head(weight[:, :-1].clone(), weight[:, -1])

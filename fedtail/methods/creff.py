@@ -1,0 +1,204 @@
+"""CReFF.
+
+Shang, Lu, Huang, Wang, "Federated Learning on Heterogeneous and Long-Tailed Data via Classifier
+Re-Training with Federated Features", IJCAI 2022.
+
+FedAvg trains an extractor u and a head v, which leans towards the frequent classes. Beside their
+model, clients send for each of their classes the gradient that their real features give to another
+head v̂. The server keeps m features of every class, changes them until they give v̂ the same
+gradients, and trains a new v̂ on this balanced set. Tested is u with v̂. The head v̂ takes no part in
+local training, so w = (u, v) goes exactly the way of FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtail.methods.base import Method
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Payload, Server, Tensors, Update, grouped
+from fedtail.training.class_gradients import (
+    ClassGradients,
+    augmented_gradients,
+    class_gradients,
+    grad_group,
+    linear_head,
+    mean_by_class,
+)
+from fedtail.training.federated_features import (
+    Head,
+    Matched,
+    Matching,
+    match_features,
+    new_head,
+    train_head,
+)
+
+
+@dataclass(frozen=True)
+class CReFFState(ModelState):
+    """What the server keeps.
+
+    Attributes
+    ----------
+    features
+        The federated features s_{c,i}, (C, m, d).
+    head
+        The re-trained head v̂, under the names of the model's own classifier.
+    """
+
+    features: Tensor | None = None
+    head: dict[str, Tensor] | None = None
+
+
+@Method.register("creff")
+class CReFF(FedAvg[CReFFState]):
+    """Re-train the classifier on features whose gradients match those of the clients."""
+
+    family: ClassVar[str] = "classifier re-training"
+    paper: ClassVar[str] = (
+        "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier "
+        "Re-Training with Federated Features, IJCAI 2022"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("a linear classifier", "which classes a client holds")
+    traffic: ClassVar[str] = "down one more head, up one head's gradient for each local class"
+
+    features: int = Field(100, ge=0, description="m, federated features of a class; 0 is FedAvg")
+    match_steps: int = Field(100, ge=0, description="I, steps of gradient matching in a round")
+    match_lr: float = Field(0.1, gt=0, description="rate of gradient matching")
+    matching: Literal["code", "paper"] = Field(
+        "code",
+        description="code: sum over the rows of the gradient, and the bias as one more row; "
+        "paper: mean over the rows of the weight (Eq. 6)",
+    )
+    head_epochs: int = Field(300, ge=0, description="J, epochs of re-training on all features")
+    head_lr: float = Field(0.01, gt=0, description="rate of re-training: 0.01 code, 0.1 paper")
+    head_batch: int = Field(32, ge=1, description="batch size of re-training")
+    gradients: Literal["all", "augmented"] = Field(
+        "all",
+        description="all: of every local sample (Eq. 3); augmented: of repeats of a few random "
+        "samples of the class, each repeat under one random change of its images (code)",
+    )
+    repeats: int = Field(10, ge=1, description="augmented: repeats of each class")
+    repeat_samples: int = Field(32, ge=1, description="augmented: most samples in a repeat")
+
+    # Server half
+
+    def init(self, model: SplitModel, server: Server) -> CReFFState:
+        """Draw the features from N(0, 1), once, and the first v̂ as a new linear layer."""
+        state = CReFFState(model.tensors())
+        if not self.features:
+            return state
+        linear = linear_head(model.classifier)
+        shape = (linear.out_features, self.features, linear.in_features)
+        features = torch.randn(shape, generator=server.generator("features"))
+        return replace(state, features=features, head=named(fresh_head(server, model), model))
+
+    def broadcast(self, s: CReFFState, server: Server) -> Payload:
+        """Send w and v̂; the extractor is the same for both."""
+        payload = super().broadcast(s, server)
+        return replace(payload, tensors={**payload.tensors, **grouped("head", s.head or {})})
+
+    def aggregate(self, s: CReFFState, updates: list[Update], server: Server) -> CReFFState:
+        """Average w, match the features' gradients with the clients', re-train v̂."""
+        new = super().aggregate(s, updates, server)
+        if s.features is None or s.head is None:
+            return new
+        # Eq. 4: g_c^agg is the plain mean over the clients that hold the class.
+        g = mean_by_class([update.payload.group("grad") for update in updates], server.num_classes)
+        features = s.features.clone()
+        if len(g[0]):
+            matched = self.match(features[g[0]], s.head, g, server)
+            features[g[0]] = matched.features.cpu()
+            server.log("match_loss", matched.loss)
+            server.log("dissimilarity_before", float(matched.before.mean()))
+            server.log("dissimilarity_after", float(matched.after.mean()))
+        return replace(new, features=features, head=self.retrain(features, server))
+
+    def match(self, features: Tensor, head: Tensors, g: ClassGradients, server: Server) -> Matched:
+        """I steps of SGD on the features of the reported classes (Eq. 5 and 6), at v̂ of before."""
+        num_classes, device = server.num_classes, server.device
+        classes, weight, bias = g
+        target = classes.to(device), weight.to(device), None if bias is None else bias.to(device)
+        matching = {
+            "paper": Matching(scale=1 / num_classes, eps=0.0, bias=False),
+            "code": Matching(scale=1.0, eps=1e-6, bias=True),
+        }[self.matching]
+        start = unnamed(head, server.model).to(device)
+        return match_features(
+            features.to(device), start, target, matching, self.match_steps, self.match_lr
+        )
+
+    def retrain(self, features: Tensor, server: Server) -> dict[str, Tensor]:
+        """Return a new head after J epochs of SGD with cross-entropy on all C·m features."""
+        trained = train_head(
+            fresh_head(server, server.model).to(server.device),
+            features.to(server.device),
+            self.head_epochs,
+            self.head_batch,
+            self.head_lr,
+            server.generator("head batches"),
+        )
+        return named(trained.to(torch.device("cpu")), server.model)
+
+    def eval_model(self, s: CReFFState) -> Tensors:
+        """Return u with v̂."""
+        return {**s.model, **(s.head or {})}
+
+    # Client half
+
+    def prepare(self, run: LocalRun) -> ClassGradients | None:
+        """Real feature gradients (Eq. 3) at (u, v̂) as received, before any local step."""
+        head = run.payload.group("head")
+        if not head:
+            return None
+        model, data = run.model, run.client.data
+        own = model.tensors()
+        model.load({**own, **head})
+        if self.gradients == "all":
+            g = class_gradients(model, model.classifier, data, run.client.num_classes)
+        else:
+            g = augmented_gradients(
+                model,
+                model.classifier,
+                data,
+                run.client.num_classes,
+                run.client.generator("class gradients"),
+                self.repeats,
+                self.repeat_samples,
+            )
+        model.load(own)
+        return g
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Send w_k and the gradient of each local class."""
+        payload = super().reply(run)
+        if run.aux is None:
+            return payload
+        return replace(payload, tensors={**payload.tensors, **grad_group(run.aux)})
+
+
+def fresh_head(server: Server, model: SplitModel) -> Head:
+    """Return the random head of this round, shaped as the model's own."""
+    linear = linear_head(model.classifier)
+    bias = linear.bias is not None
+    return new_head(linear.out_features, linear.in_features, bias, server.generator("head"))
+
+
+def named(head: Head, model: SplitModel) -> dict[str, Tensor]:
+    """Return a head under the names of the model's classifier."""
+    names = {"weight": head.weight} if head.bias is None else head._asdict()
+    dot = "." if model.classifier_name else ""
+    return {f"{model.classifier_name}{dot}{name}": tensor for name, tensor in names.items()}
+
+
+def unnamed(head: Tensors, model: SplitModel) -> Head:
+    """Return the head that `named` named."""
+    name = f"{model.classifier_name}." if model.classifier_name else ""
+    return Head(head[f"{name}weight"], head.get(f"{name}bias"))
