@@ -23,10 +23,12 @@ from fedtail.experiment import Experiment
 from fedtail.loop import Result, run
 from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibration, LossContext
 from fedtail.methods import (
+    GBME,
     BalanceFL,
     CReFF,
     FedAvg,
     FedLC,
+    GBMEp,
     LocalRun,
     Method,
     ModelState,
@@ -42,11 +44,14 @@ from fedtail.training import (
     GlobalPrior,
     LocalPrior,
     LocalTraining,
+    PrivateProxyPrior,
+    ProxyPrior,
     Shuffled,
 )
 from fedtail.version import __version__
 
 __all__ = [
+    "GBME",
     "IID",
     "Arrays",
     "Augment",
@@ -69,6 +74,7 @@ __all__ = [
     "FedAvg",
     "FedLC",
     "FedtailError",
+    "GBMEp",
     "GlobalPrior",
     "LocalLoss",
     "LocalPrior",
@@ -86,7 +92,9 @@ __all__ = [
     "Partition",
     "Pathological",
     "Payload",
+    "PrivateProxyPrior",
     "Progress",
+    "ProxyPrior",
     "RedGrape",
     "RedGrapeSplit",
     "Result",

@@ -5,13 +5,18 @@ from fedtail.methods.base import Method, action
 from fedtail.methods.creff import CReFF
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedlc import FedLC
+from fedtail.methods.gbme import GBME, GBMEState
+from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.redgrape import RedGrape
 
 __all__ = [
+    "GBME",
     "BalanceFL",
     "CReFF",
     "FedAvg",
     "FedLC",
+    "GBMEState",
+    "GBMEp",
     "LocalRun",
     "Method",
     "ModelState",

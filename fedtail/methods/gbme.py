@@ -1,0 +1,282 @@
+"""GBME: global balanced multi-expert.
+
+Zeng, Liu, Liu, Shen, Liu, Wu, "Global Balanced Experts for Federated Long-Tailed Learning",
+ICCV 2023.
+
+The model has one trunk and M experts, and its logits are the mean of theirs. Before round 1 the
+clients' first classifier updates give a proxy of the global class distribution, Π (Eq. 4 and 5, see
+`ProxyPrior`), and clients are sorted by how much their own looks like it (Eq. 6) into M groups, one
+an expert. In a round each expert is trained, with the trunk, by clients that are mostly of its
+group, under the balanced softmax of Π (Eq. 7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import ClassVar, Literal, Self, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedtail.errors import FedtailError
+from fedtail.losses import BalancedSoftmax, LocalLoss
+from fedtail.methods.base import Method, action
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.experts import ExpertModel, experts
+from fedtail.models.split import SplitModel
+from fedtail.protocol import (
+    Client,
+    ClientId,
+    Exchange,
+    Payload,
+    Server,
+    Task,
+    Update,
+    grouped,
+)
+from fedtail.training import ClassPrior, ProxyPrior, weighted_mean
+
+
+@dataclass(frozen=True)
+class GBMEState(ModelState):
+    """What the server keeps.
+
+    Attributes
+    ----------
+    groups
+        The clients of each expert's group.
+    omega
+        Ω^k, one row a client, if the prior is a proxy.
+    """
+
+    groups: list[list[ClientId]] = field(default_factory=list)
+    omega: Tensor | None = None
+
+
+@Method.register("gbme")
+class GBME(FedAvg[GBMEState]):
+    """Experts for groups of similar clients, balanced by a proxy of the global prior."""
+
+    family: ClassVar[str] = "ensemble"
+    paper: ClassVar[str] = (
+        "Zeng et al., Global Balanced Experts for Federated Long-Tailed Learning, ICCV 2023"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("one preliminary exchange with every client",)
+    traffic: ClassVar[str] = (
+        "M cohorts a round; M experts down, the trunk and one expert up; once, the model down to "
+        "every client and C numbers up"
+    )
+
+    loss: LocalLoss = Field(BalancedSoftmax(), description="of the mean logits and Π (Eq. 7)")
+    prior: ClassPrior = Field(ProxyPrior(), description="where Π comes from (Eq. 4 and 5)")
+    experts: int = Field(3, ge=1, description="number of experts, M; 1 keeps the model as it is")
+    split_at: str = Field(
+        "", description="child that the experts begin with; by default the middle weighted one"
+    )
+    cosine: bool = Field(False, description="give the experts cosine heads, as the code does")
+    alpha: float = Field(0.6, ge=0, le=1, description="share of a cohort from the expert's group")
+    grouping: Literal["gpi", "label", "random"] = Field(
+        "gpi",
+        description="clients by their likeness to Π; by that of their class counts, which they "
+        "then reveal; or by chance (Table 10)",
+    )
+    per_expert: bool = Field(
+        False, description="sum the losses of the experts' own logits, as the code does"
+    )
+    joint: float = Field(
+        0.0, ge=0, le=1, description="share of the rounds that train all experts together first"
+    )
+
+    @model_validator(mode="after")
+    def _known_clients(self) -> Self:
+        proxy = isinstance(self.prior, ProxyPrior)
+        if self.grouping == "gpi" and self.experts > 1 and not proxy:
+            raise FedtailError(
+                f"grouping = 'gpi' needs a proxy prior, not '{self.prior.name}';"
+                " 'label' and 'random' go with any"
+            )
+        return self
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Return the trunk and M experts; a model that has experts already is taken as it is."""
+        if isinstance(base, ExpertModel) and base.count != self.experts:
+            raise FedtailError(f"the model has {base.count} experts, the method {self.experts}")
+        if isinstance(base, ExpertModel) or self.experts == 1:
+            return base
+        return experts(base, self.split_at or middle(base), self.experts, cosine=self.cosine)
+
+    # Server half
+
+    def new_state(self, tensors: dict[str, Tensor]) -> GBMEState:
+        """Return the state before anything is known of the clients."""
+        return GBMEState(tensors)
+
+    def setup(self, s: GBMEState, server: Server) -> Exchange[GBMEState]:
+        """Learn Π, then group the clients."""
+        likeness = torch.zeros(len(server.clients))
+        if isinstance(self.prior, ProxyPrior):
+            survey = yield from self.prior.survey(s.model, server)
+            s = replace(s, prior=survey.counts, omega=survey.omega)
+            likeness = similarity(survey.omega.clamp(min=0), survey.gpi)
+        else:
+            s = yield from super().setup(s, server)
+        if self.grouping == "label":
+            updates = yield [Task(client, "tell_labels", Payload()) for client in server.clients]
+            told = {u.client: u.payload.tensors["counts/classes"].float() for u in updates}
+            absent = torch.zeros(server.num_classes)
+            counts = torch.stack([told.get(client, absent) for client in server.clients])
+            likeness = similarity(counts, counts.sum(dim=0))
+        chance = torch.rand(len(server.clients), generator=server.generator("groups"))
+        order = chance if self.grouping == "random" else likeness
+        groups = cut(order, server.clients, self.experts)
+        for i, group in enumerate(groups):
+            inside = [float(likeness[k]) for k, c in enumerate(server.clients) if c in set(group)]
+            server.log(f"similarity_{i}", sum(inside) / max(len(inside), 1))
+        return replace(s, groups=groups)
+
+    def round(self, s: GBMEState, server: Server) -> Exchange[GBMEState]:
+        """Train every expert with a cohort of its own; all start from the same model."""
+        if self.experts == 1 or server.round <= self.joint * server.rounds + 1e-9:
+            return (yield from super().round(s, server))
+        sent = self.broadcast(s, server)
+        payloads = [Payload(sent.tensors, {"expert": i}) for i in range(self.experts)]
+        updates = yield [
+            Task(client, "train_expert", payload)
+            for i, payload in enumerate(payloads)
+            for client in self.draw(i, s.groups, server)
+        ]
+        return self.aggregate(s, updates, server)
+
+    def draw(self, i: int, groups: Sequence[Sequence[ClientId]], server: Server) -> list[ClientId]:
+        """Return R distinct clients: αR of group i, the others of the other groups."""
+        others = sorted(c for j, group in enumerate(groups) if j != i for c in group)
+        size = min(server.per_round, len(server.clients))
+        own = min(math.floor(self.alpha * size + 0.5), len(groups[i]))
+        own = max(own, size - len(others))
+        inside = server.cohort(own, groups[i], f"expert {i}: group")
+        return sorted(inside + server.cohort(size - own, others, f"expert {i}: others"))
+
+    def aggregate(self, s: GBMEState, updates: list[Update], server: Server) -> GBMEState:
+        """Average the trunk over all uploads, expert i over its own, by sample counts."""
+        if "expert" not in updates[0].payload.scalars:
+            return super().aggregate(s, updates, server)
+        model = cast(ExpertModel, server.model)
+        parameters = model.parameter_names()
+        new = {**s.model, **self.mean(updates, "model", parameters)}
+        for i in range(self.experts):
+            own = [u for u in updates if u.payload.scalars["expert"] == i]
+            server.log(f"uploads_{i}", len(own))
+            names = shared_names(model, i)
+            trained = frozenset(short for short, name in names.items() if name in parameters)
+            mean = self.mean(own, "expert", trained)
+            new |= {names[short]: tensor for short, tensor in mean.items()}
+        return replace(s, model=self.server_step(s.model, new, server))
+
+    def mean(
+        self, updates: Sequence[Update], group: str, parameters: Iterable[str]
+    ) -> dict[str, Tensor]:
+        """Return Σ n_k w_k / Σ n_k of one group, nothing if there are no samples."""
+        weights = [float(update.payload.scalars["samples"]) for update in updates]
+        if not sum(weights):
+            return {}
+        sent = [update.payload.group(group) for update in updates]
+        mean = weighted_mean(sent, weights)
+        if self.buffers == "first":
+            return {n: mean[n] if n in parameters else sent[0][n] for n in mean}
+        return mean
+
+    # Client half
+
+    @action
+    def tell_labels(self, payload: Payload, client: Client) -> Payload:
+        """Reveal the class counts, for grouping by label."""
+        return Payload({"counts/classes": client.counts})
+
+    @action
+    def train_expert(self, payload: Payload, client: Client) -> Payload:
+        """Train the trunk and one expert; the others take part, but do not move."""
+        model = cast(ExpertModel, client.model)
+        model.train_only(int(payload.scalars["expert"]))
+        try:
+            return self.train(payload, client)
+        finally:
+            model.train_only(None)
+
+    def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
+        """CE(mean logits + log π, y) (Eq. 7), or the sum of the trained experts' own."""
+        output = run.model.output(x)
+        if not self.per_expert or output.experts is None:
+            return self.loss(output, y, run.context)
+        only = run.payload.scalars.get("expert")
+        each = output.experts if only is None else output.experts[int(only)].unsqueeze(0)
+        losses = [self.loss(output._replace(logits=z), y, run.context) for z in each]
+        return torch.stack(losses).sum()
+
+    def keep_buffers(self, client: Client) -> None:
+        """Under the policy "local", remember statistics, and no frozen parameters."""
+        if isinstance(client.model, ExpertModel):
+            client.model.train_only(None)
+        super().keep_buffers(client)
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Send the trunk and the trained expert, under names that all experts share."""
+        whole = super().reply(run)
+        if "expert" not in run.payload.scalars:
+            return whole
+        i = int(run.payload.scalars["expert"])
+        model = cast(ExpertModel, run.model)
+        tensors = whole.group("model")
+        expert = {short: tensors[name] for short, name in shared_names(model, i).items()}
+        trunk = {name: t for name, t in tensors.items() if name.startswith("trunk.")}
+        return Payload(
+            {**grouped("model", trunk), **grouped("expert", expert)},
+            {**whole.scalars, "expert": i},
+            summable=frozenset({"model"}) if trunk else frozenset(),
+        )
+
+
+def similarity(vectors: Tensor, whole: Tensor) -> Tensor:
+    """s_k = cos(Ω^k, Π) (Eq. 6); −1, less than any, for a client of which nothing is known."""
+    cosine = functional.cosine_similarity(vectors, whole.unsqueeze(0), dim=1, eps=1e-30)
+    return torch.where(vectors.abs().sum(dim=1) > 0, cosine, -1.0)
+
+
+def cut(likeness: Tensor, clients: Sequence[ClientId], count: int) -> list[list[ClientId]]:
+    """Sort clients by falling likeness and cut them into groups of neighbours.
+
+    Group i is the slice from ⌊K i / M⌋ to ⌊K (i + 1) / M⌋; clients that are alike stay in order.
+    """
+    order = torch.argsort(likeness, descending=True, stable=True).tolist()
+    ends = [len(clients) * i // count for i in range(count + 1)]
+    return [
+        sorted(clients[k] for k in order[start:stop])
+        for start, stop in pairwise(ends)
+    ]
+
+
+def shared_names(model: ExpertModel, index: int) -> dict[str, str]:
+    """Return an expert's tensors by names without its number, as they travel."""
+    return {name.replace(f".{index}.", ".", 1): name for name in sorted(model.expert_names(index))}
+
+
+def middle(model: SplitModel) -> str:
+    """Return the child that experts begin with if nobody says: ``layer2`` of a small ResNet.
+
+    It is the middle one of the children with weights, normalisation not counted.
+    """
+    if not isinstance(model.module, nn.Sequential):
+        raise FedtailError(
+            f"gbme cannot split a {type(model.module).__name__} into trunk and experts: give it an"
+            " nn.Sequential, where split_at names the child that the experts begin with"
+        )
+    names = [
+        name
+        for name, child in model.module.named_children()
+        if any(parameter.ndim > 1 for parameter in child.parameters())
+    ]
+    return names[len(names) // 2]
