@@ -19,9 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## compare methods on the embedded digits, under three minutes
 	$(BIN)/fedtail compare benchmarks/demo.toml --out runs/demo \
-	  --method fedavg \
-	  --method fedavg,sampler=class_balanced \
-	  --method fedavg,loss=balanced_softmax,prior=global
+	  --method fedavg --method fedlc --method balancefl \
+	  --method creff --method redgrape --method gbme
 
 test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under ten minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
