@@ -253,10 +253,7 @@ def cut(likeness: Tensor, clients: Sequence[ClientId], count: int) -> list[list[
     """
     order = torch.argsort(likeness, descending=True, stable=True).tolist()
     ends = [len(clients) * i // count for i in range(count + 1)]
-    return [
-        sorted(clients[k] for k in order[start:stop])
-        for start, stop in pairwise(ends)
-    ]
+    return [sorted(clients[k] for k in order[start:stop]) for start, stop in pairwise(ends)]
 
 
 def shared_names(model: ExpertModel, index: int) -> dict[str, str]:
