@@ -230,9 +230,11 @@ def train_head(
             order = torch.randperm(len(h), generator=gen).to(h.device)
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
             for block in torch.split(order, BLOCK * batch_size):
-                inputs = torch.split(h[block], batch_size)
-                for x, e in zip(inputs, torch.split(unit[y[block]], batch_size), strict=True):
+                inputs = torch.split(h.index_select(0, block), batch_size)
+                labels = torch.split(unit.index_select(0, y[block]), batch_size)
+                for x, e in zip(inputs, labels, strict=True):
                     r = torch.softmax(x @ w, dim=1).sub_(e)
                     w.addmm_(x.T, r, alpha=-lr / len(x))
-    weight = w.T.contiguous()
-    return Head(weight, None) if head.bias is None else Head(weight[:, :-1].clone(), weight[:, -1])
+    if head.bias is None:
+        return Head(w.T.contiguous(), None)
+    return Head(w[:-1].T.contiguous(), w[-1].clone())
