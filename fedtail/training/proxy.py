@@ -68,7 +68,7 @@ class ProxyPrior(ClassPrior):
         "authors' code does",
     )
     floor: float = Field(
-        1e-3, gt=0, lt=1, description="smallest share of a class that looks absent everywhere"
+        0.05, gt=0, le=1, description="smallest share of a class, as a part of the mean share 1/C"
     )
 
     # Server half
@@ -102,10 +102,10 @@ class ProxyPrior(ClassPrior):
         return (weights @ positive).float()
 
     def estimate(self, gpi: Tensor, samples: float) -> Tensor:
-        """Return counts ∝ max(Π, floor · ΣΠ), n in all; equal ones if Π is zero."""
+        """Return counts ∝ max(Π, floor · ΣΠ / C), n in all; equal ones if Π is zero."""
         total = gpi.sum()
         shares = gpi / total if float(total) > 0 else torch.ones_like(gpi)
-        floored = shares.clamp(min=self.floor)
+        floored = shares.clamp(min=self.floor / len(gpi))
         return floored * (max(samples, 1.0) / floored.sum())
 
     # Client half

@@ -82,10 +82,10 @@ def test_the_global_proxy_by_hand() -> None:
     # Ω^0 = 2 (4/6 − 1/3, 2/6 − 1/3, −1/3) = (2/3, 0, −2/3), n_0 = 6
     # Ω^1 = 2 (0 − 1/3, 2/2 − 1/3, −1/3) = (−2/3, 4/3, −2/3), n_1 = 2
     # Π = (6/8 · 2/3, 2/8 · 4/3, 0) = (1/2, 1/3, 0): the third has no positive part anywhere.
-    survey = surveyed(ProxyPrior(floor=0.01), constant([(4, 2, 0), (0, 2, 0)]), zero_head())
+    survey = surveyed(ProxyPrior(floor=0.03), constant([(4, 2, 0), (0, 2, 0)]), zero_head())
     assert survey.gpi.tolist() == pytest.approx([0.5, 1 / 3, 0.0], abs=1e-6)
     assert survey.omega[1].tolist() == pytest.approx([-2 / 3, 4 / 3, -2 / 3], abs=1e-6)
-    # Shares (0.6, 0.4, 0), floored at 0.01, times 8 / 1.01 samples.
+    # Shares (0.6, 0.4, 0), floored at 0.03 / C = 0.01, times 8 / 1.01 samples.
     expected = [8 * share / 1.01 for share in (0.6, 0.4, 0.01)]
     assert survey.counts.tolist() == pytest.approx(expected, rel=1e-5)
     assert survey.counts.dtype == torch.float32
@@ -271,8 +271,8 @@ def test_any_prior_based_loss_can_use_it() -> None:
     told = result.state.prior
     assert told.shape == (tiny.CLASSES,)
     assert float(told.sum()) == pytest.approx(sum(map(sum, tiny.COUNTS)), rel=1e-5)
-    # Nobody has class 3: its share is the floor, up to the rescaling.
-    assert float(told[3] / told.sum()) == pytest.approx(1e-3, rel=0.01)
+    # Nobody has class 3: its share is the floor, 0.05 / 4, up to the rescaling by the sum.
+    assert float(told[3] / told.sum()) == pytest.approx(0.0125, rel=0.05)
     assert result.history[0]["method"] == {}
 
 
