@@ -25,7 +25,7 @@ from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
 from fedtail.engines.workplace import Workplace
 from fedtail.loop import Loop, Result
 from fedtail.metrics import Evaluation
-from fedtail.models import SplitModel
+from fedtail.models import ModelLike, SplitModel
 from fedtail.protocol import Client, Server, Tensors
 from fedtail.setting import prepare
 
@@ -102,7 +102,7 @@ def quick(**fields: Any) -> LocalTraining:
 
 
 def experiment(
-    method: Method[Any] | None = None, model: Callable[[], nn.Module] = plain_model, **fields: Any
+    method: Method[Any] | None = None, model: ModelLike = plain_model, **fields: Any
 ) -> Experiment:
     """Return an experiment of three rounds with four of the six clients in each."""
     chosen: dict[str, Any] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import annotated_types
 import pytest
@@ -297,11 +297,11 @@ def bounded(
         here = (*at, field_name)
         for bound in info.metadata:
             if isinstance(bound, annotated_types.Ge):
-                yield here, bound.ge - 1  # type: ignore[operator]
+                yield here, cast(float, bound.ge) - 1
             if isinstance(bound, annotated_types.Gt):
                 yield here, bound.gt
             if isinstance(bound, annotated_types.Le):
-                yield here, bound.le + 1  # type: ignore[operator]
+                yield here, cast(float, bound.le) + 1
             if isinstance(bound, annotated_types.Lt):
                 yield here, bound.lt
         if isinstance(info.default, Config):

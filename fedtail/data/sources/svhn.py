@@ -64,6 +64,7 @@ def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         content = loadmat(path, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1)
+    # NotImplementedError is how scipy says that a file is of version 7.3, which it does not read.
     except (MatReadError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise FedtailError(f"{path} is not a MATLAB file with X and y") from error
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels % 10
