@@ -347,11 +347,10 @@ def test_a_method_says_what_it_is(name: str) -> None:
 
 
 @every_method
-def test_one_method_one_file_one_test_one_page(name: str) -> None:
+def test_one_method_one_file_one_test(name: str) -> None:
     file = needs(name).file or name.replace("-", "_").replace("+", "_")
     assert Method.registry[name].__module__ == f"fedtail.methods.{file}"
     assert (ROOT / "tests" / "methods" / f"test_{file}.py").is_file()
-    assert (ROOT / "docs" / "methods" / f"{name}.md").is_file()
 
 
 @every_method
