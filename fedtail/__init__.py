@@ -46,6 +46,11 @@ from fedtail.training import (
     LocalTraining,
     PrivateProxyPrior,
     ProxyPrior,
+    ServerAdagrad,
+    ServerAdam,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
     Shuffled,
 )
 from fedtail.version import __version__
@@ -100,6 +105,11 @@ __all__ = [
     "Result",
     "RunStopped",
     "Server",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerOptimizer",
+    "ServerSGD",
+    "ServerYogi",
     "Shards",
     "Shuffled",
     "Source",

@@ -19,7 +19,7 @@ from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods import Method
 from fedtail.metrics import ShotGroups
 from fedtail.models import ModelSpec
-from fedtail.training import BatchSampler, ClassPrior, Cosine, Schedule
+from fedtail.training import BatchSampler, ClassPrior, Cosine, Schedule, ServerSGD
 
 ROOTS: tuple[type[Component], ...] = (
     Method,
@@ -137,9 +137,10 @@ def test_numbers_are_finite(value: float) -> None:
 
 
 def test_a_table_without_a_name_stands_for_the_default_component() -> None:
-    made = Experiment.model_validate({"partition": {"alpha": 0.1}, "method": {"server_lr": 0.5}})
+    tables = {"partition": {"alpha": 0.1}, "method": {"server_optimizer": {"lr": 0.5}}}
+    made = Experiment.model_validate(tables)
     assert made.partition == Dirichlet(alpha=0.1)
-    assert made.method == FedAvg(server_lr=0.5)
+    assert made.method == FedAvg(server_optimizer=ServerSGD(lr=0.5))
 
 
 def test_a_table_without_a_name_deep_inside_stands_for_the_default_component() -> None:

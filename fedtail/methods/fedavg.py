@@ -11,7 +11,7 @@ client, `broadcast`, `round`, `aggregate` on the server.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
@@ -27,6 +27,8 @@ from fedtail.training import (
     ClassPrior,
     LocalPrior,
     LocalTraining,
+    ServerOptimizer,
+    ServerSGD,
     Shuffled,
     normalisable,
     weighted_mean,
@@ -43,10 +45,13 @@ class ModelState:
         The global model's parameters and buffers.
     prior
         Class counts that the clients are told, if the method's prior needs telling.
+    memory
+        What the server optimiser remembers of each parameter.
     """
 
     model: dict[str, Tensor]
     prior: Tensor | None = None
+    memory: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,7 +97,9 @@ class FedAvg(Method[M], Generic[M]):
         description="BatchNorm statistics: averaged like weights; kept by each client, their "
         "average used for testing only; or taken from the first client of the cohort",
     )
-    server_lr: float = Field(1.0, gt=0, description="step from the old model towards the average")
+    server_optimizer: ServerOptimizer = Field(
+        ServerSGD(), description="what the server makes of the average"
+    )
 
     # Server half
 
@@ -121,8 +128,8 @@ class FedAvg(Method[M], Generic[M]):
         return Payload({**grouped("model", s.model), **prior})
 
     def aggregate(self, s: M, updates: list[Update], server: Server) -> M:
-        """W ← w + η_s (Σ n_k w_k / Σ n_k − w)."""
-        weights = [float(update.payload.scalars["samples"]) for update in updates]
+        """W ← Σ p_k w_k / Σ p_k, or what the server optimiser makes of it."""
+        weights = self.weights(s, updates, server)
         if not sum(weights):
             return s
         mean = weighted_mean([update.payload.group("model") for update in updates], weights)
@@ -130,17 +137,25 @@ class FedAvg(Method[M], Generic[M]):
             parameters = server.model.parameter_names()
             first = updates[0].payload.group("model")
             mean = {name: mean[name] if name in parameters else first[name] for name in mean}
-        return replace(s, model=self.server_step(s.model, mean, server))
+        return self.server_step(s, mean, server)
 
-    def server_step(self, old: Tensors, mean: Tensors, server: Server) -> dict[str, Tensor]:
-        """Move the parameters from the old model towards the mean; buffers take the mean itself."""
-        if self.server_lr == 1.0:
-            return dict(mean)
+    def weights(self, s: M, updates: list[Update], server: Server) -> list[float]:
+        """Return p_k of each update, up to a factor: n_k, the number of its samples."""
+        return [float(update.payload.scalars["samples"]) for update in updates]
+
+    def server_step(self, s: M, mean: Tensors, server: Server) -> M:
+        """Give the parameters to the server optimiser; buffers take the mean itself.
+
+        What `mean` does not name stays as it is.
+        """
         parameters = server.model.parameter_names()
-        return {
-            name: torch.lerp(old[name], new, self.server_lr) if name in parameters else new
-            for name, new in mean.items()
-        }
+        model, memory = {**s.model, **mean}, dict(s.memory)
+        for name in (name for name in mean if name in parameters):
+            old, known = s.model[name], s.memory.get(name, {})
+            model[name], new = self.server_optimizer.step(old, mean[name], known)
+            if new:
+                memory[name] = new
+        return replace(s, model=model, memory=memory)
 
     def eval_model(self, s: M) -> Tensors:
         """Return the global model."""

@@ -167,7 +167,7 @@ class GBME(FedAvg[GBMEState]):
             return super().aggregate(s, updates, server)
         model = cast(ExpertModel, server.model)
         parameters = model.parameter_names()
-        new = {**s.model, **self.mean(updates, "model", parameters)}
+        new = self.mean(updates, "model", parameters)
         for i in range(self.experts):
             own = [u for u in updates if u.payload.scalars["expert"] == i]
             server.log(f"uploads_{i}", len(own))
@@ -175,7 +175,7 @@ class GBME(FedAvg[GBMEState]):
             trained = frozenset(short for short, name in names.items() if name in parameters)
             mean = self.mean(own, "expert", trained)
             new |= {names[short]: tensor for short, tensor in mean.items()}
-        return replace(s, model=self.server_step(s.model, new, server))
+        return self.server_step(s, new, server)
 
     def mean(
         self, updates: Sequence[Update], group: str, parameters: Iterable[str]

@@ -1,4 +1,4 @@
-"""What clients share when they train: optimiser, batches, priors, averages."""
+"""What methods share: local training, batches, priors, averages, server optimisers."""
 
 from fedtail.training.average import weighted_mean
 from fedtail.training.class_gradients import class_gradients, mean_by_class
@@ -7,6 +7,13 @@ from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior
 from fedtail.training.proxy import PrivateProxyPrior, ProxyPrior
 from fedtail.training.samplers import BatchSampler, ClassBalanced, Shuffled
 from fedtail.training.schedule import Constant, Cosine, Linear, Schedule, StepDecay
+from fedtail.training.server_optimizer import (
+    ServerAdagrad,
+    ServerAdam,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
+)
 
 __all__ = [
     "BatchSampler",
@@ -21,6 +28,11 @@ __all__ = [
     "PrivateProxyPrior",
     "ProxyPrior",
     "Schedule",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerOptimizer",
+    "ServerSGD",
+    "ServerYogi",
     "Shuffled",
     "StepDecay",
     "class_gradients",

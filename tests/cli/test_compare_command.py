@@ -100,7 +100,7 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
 def test_changed_settings_are_refused_for_that_run_only() -> None:
     assert fedtail(*BASE, "--method", "fedavg").code == 0
-    done = fedtail(*BASE, "--method", "fedavg", "--method", "fedavg,server_lr=0.5", "--lr", "0.2")
+    done = fedtail(*BASE, "--method", "fedavg", "--method", "fedavg,buffers=first", "--lr", "0.2")
     assert done.code == 1
     one, other = json.loads(Path("out/comparison.json").read_text())
     assert "holds a run with other settings" in one["failed"]["0"]

@@ -10,7 +10,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedtail import FedAvg, GlobalPrior, LocalTraining
+from fedtail import FedAvg, GlobalPrior, LocalTraining, ServerSGD
 from fedtail.data.federation import Federation
 from fedtail.losses import BalancedSoftmax, LocalLoss, LossContext
 from fedtail.methods import ModelState
@@ -68,13 +68,14 @@ def test_one_round_by_hand() -> None:
 @pytest.mark.parametrize(("server_lr", "weight"), [(1.0, -0.25), (0.5, -0.125), (2.0, -0.5)])
 def test_the_server_goes_part_of_the_way(server_lr: float, weight: float) -> None:
     # w + η_s (mean - w) from w = 0.
-    state, _ = one_round(FedAvg(local=STEP, server_lr=server_lr), linear())
+    method: Avg = FedAvg(local=STEP, server_optimizer=ServerSGD(lr=server_lr))
+    state, _ = one_round(method, linear())
     assert state.model["0.weight"].flatten().tolist() == [weight, -weight]
 
 
 def test_the_server_starts_from_the_old_model() -> None:
     model = linear()
-    method: Avg = FedAvg(local=STEP, server_lr=0.5)
+    method: Avg = FedAvg(local=STEP, server_optimizer=ServerSGD(lr=0.5))
     server = tiny.server(model, 1)
     old = ModelState({"0.weight": torch.tensor([[4.0], [0.0]])})
     update = Update(0, Payload({"model/0.weight": torch.tensor([[8.0], [2.0]])}, {"samples": 1}))
@@ -167,7 +168,8 @@ class TestBuffers:
         assert torch.allclose(state.model["1.weight"], torch.as_tensor(by_hand))
 
     def test_the_server_rate_does_not_touch_buffers(self) -> None:
-        state, _ = one_round(FedAvg(local=STEP, server_lr=0.5), normed(), BATCHES)
+        method: Avg = FedAvg(local=STEP, server_optimizer=ServerSGD(lr=0.5))
+        state, _ = one_round(method, normed(), BATCHES)
         assert float(state.model["0.running_mean"]) == pytest.approx(2.6 / 6)
 
     def test_local(self) -> None:

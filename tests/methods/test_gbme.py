@@ -19,7 +19,7 @@ from fedtail.methods.gbme import GBME, GBMEState, cut, middle, similarity
 from fedtail.models import ExpertModel, ModelSpec, Output, SplitModel, experts
 from fedtail.protocol import Client, Payload, Task, Update, grouped
 from fedtail.rng import contained
-from fedtail.training import ClassPrior, ProxyPrior
+from fedtail.training import ClassPrior, ProxyPrior, ServerSGD
 
 # Client 0 has one sample of class 0, client 1 three of class 1; x = 1 throughout.
 DATA = tiny.federation([[1.0]] * 4, [0, 1, 1, 1], [[0], [1, 2, 3]])
@@ -173,7 +173,7 @@ def test_draws_differ_by_round_and_expert() -> None:
 
 
 def started(chosen: GBME, model: ExpertModel, groups: Sequence[Sequence[int]]) -> GBMEState:
-    return GBMEState(model.tensors(), torch.tensor([1.0, 3.0]), [list(g) for g in groups])
+    return GBMEState(model.tensors(), torch.tensor([1.0, 3.0]), groups=[list(g) for g in groups])
 
 
 def tasks_of(chosen: GBME, model: ExpertModel, **fields: Any) -> list[Task]:
@@ -238,12 +238,27 @@ def test_an_expert_without_uploads_stays() -> None:
 
 
 def test_the_server_goes_part_of_the_way() -> None:
-    chosen, model = method(experts=2, server_lr=0.5), scalar_model()
+    chosen, model = method(experts=2, server_optimizer=ServerSGD(lr=0.5)), scalar_model()
     old = started(chosen, model, [[0], [1]])
     old.model["trunk.weight"] = torch.full((1, 1), 2.0)
     state = chosen.aggregate(old, [update(0, 0, 1, 4.0, 1.0)], tiny.server(model, 2))
     assert float(state.model["trunk.weight"]) == 3.0
     assert torch.equal(state.model["experts.1.weight"], old.model["experts.1.weight"])
+
+
+def test_momentum_does_not_carry_an_expert_without_uploads() -> None:
+    # Round 1 moves expert 1 from 0 to 1. In round 2 only expert 0 is uploaded: expert 1 and what is
+    # remembered of it stay, though its momentum is 1.
+    optimizer = ServerSGD(momentum=0.5)
+    chosen, model = method(experts=2, server_optimizer=optimizer), scalar_model()
+    server = tiny.server(model, 2)
+    old = started(chosen, model, [[0], [1]])
+    old.model["experts.1.weight"] = torch.zeros(2, 1)
+    one = chosen.aggregate(old, [update(1, 1, 1, 4.0, 1.0)], server)
+    two = chosen.aggregate(one, [update(0, 0, 1, 4.0, 1.0)], server)
+    assert one.model["experts.1.weight"].flatten().tolist() == [1.0, 1.0]
+    assert torch.equal(two.model["experts.1.weight"], one.model["experts.1.weight"])
+    assert two.memory["experts.1.weight"]["v"].flatten().tolist() == [1.0, 1.0]
 
 
 # The client

@@ -17,7 +17,7 @@ from fedtail.losses import LocalLoss, LossContext
 from fedtail.methods.redgrape import RedGrape
 from fedtail.models import Output, SplitModel
 from fedtail.protocol import Payload, Update
-from fedtail.training import Linear
+from fedtail.training import Linear, ServerSGD
 
 # One client: x = 1 throughout, three samples of class 0 and one of class 1.
 DATA = tiny.federation([[1.0]] * 4, [0, 0, 0, 1], [[0, 1, 2, 3]])
@@ -387,7 +387,7 @@ def test_prototypes_are_means_over_the_clients_that_hold_the_class() -> None:
 
 def test_both_heads_are_averaged_by_samples() -> None:
     # (1 · 2 + 3 · 6) / 4 = 5; half of the way with a server rate of 1/2.
-    method = RedGrape(local=STEP, server_lr=0.5)
+    method = RedGrape(local=STEP, server_optimizer=ServerSGD(lr=0.5))
     model = linear(method)
     server = tiny.server(model, 2)
     updates = [Update(0, reply({}, 1, 2.0)), Update(1, reply({0: 1.0}, 3, 6.0))]
