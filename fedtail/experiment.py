@@ -98,6 +98,22 @@ class Experiment(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _server_samples(self) -> Self:
+        method = self.method
+        if method.server_data != "none" and not self.server_per_class:
+            raise FedtailError(
+                f"method '{method.name}' needs {method.server_data} samples on the server, which no"
+                " client holds: say how many of each class, for example server_per_class=32"
+            )
+        return self
+
+    @property
+    def server_data(self) -> str:
+        """What the method needed on the server, in words; nothing for most methods."""
+        kind = self.method.server_data
+        return "" if kind == "none" else f"{kind} server data, {self.server_per_class} a class"
+
     @property
     def title(self) -> str:
         """What the run is called."""

@@ -129,12 +129,22 @@ def check_cohort(experiment: Experiment, clients: int) -> None:
         )
 
 
+def check_server_data(experiment: Experiment, split: Split) -> None:
+    """Refuse a method that needs samples on the server where none could be set aside."""
+    if experiment.method.server_data != "none" and not len(split.server):
+        raise FedtailError(
+            f"method '{experiment.method.name}' needs samples on the server, but no class has two"
+            " to take one from: the tail dropped none, and at least half stay with the clients"
+        )
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
     dataset = experiment.data.load()
     split = share_out(experiment, dataset)
     check_cohort(experiment, len(split.parts))
+    check_server_data(experiment, split)
     spec = experiment.model or experiment.data.model_for(dataset)
     with contained(derive(experiment.seed, "model")):
         base = build(spec, dataset.input_shape, dataset.num_classes)

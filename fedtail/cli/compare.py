@@ -131,7 +131,10 @@ def folder_for_runs(out: Path) -> Iterator[None]:
 
 def carry_out(plan: Plan, out: Path, console: Console) -> list[Line]:
     """Do what is left of every run; what fails is noted, and the next one is begun."""
-    lines = [Line(spec) for spec in plan]
+    lines = [
+        Line(spec, server_data=next(iter(seeds.values())).server_data)
+        for spec, seeds in plan.items()
+    ]
     refusals: set[str] = set()
     for line in lines:
         for seed, experiment in plan[line.spec].items():

@@ -33,11 +33,14 @@ class Line:
         The rounds of each seed that came to its end.
     failures
         Why the other seeds did not.
+    server_data
+        What the method needed on the server, in words; nothing for most methods.
     """
 
     spec: str
     histories: dict[int, History] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    server_data: str = ""
 
     @property
     def label(self) -> str:
@@ -71,6 +74,7 @@ class Line:
         """Return the line as plain data."""
         return {
             "method": self.spec,
+            "server_data": self.server_data,
             "seeds": list(self.histories),
             "failed": {str(seed): reason for seed, reason in self.failures.items()},
             "scores": {key: self.score(key) for key in (*SCORES, *MORE_SCORES)},
@@ -92,10 +96,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     keys = (*SCORES, *MORE_SCORES)
     scores = [f"{key}_{part}" for key in keys for part in ("mean", "std")]
-    writer.writerow(["method", "seeds", *scores, "bytes", "seconds", "failed"])
+    writer.writerow(["method", "seeds", *scores, "bytes", "seconds", "failed", "server_data"])
     for row in rows:
         numbers = [row["scores"][key][part] for key in keys for part in ("mean", "std")]
         seeds = " ".join(map(str, row["seeds"]))
         failed = "; ".join(f"seed {seed}: {reason}" for seed, reason in row["failed"].items())
-        writer.writerow([row["method"], seeds, *numbers, row["bytes"], row["seconds"], failed])
+        rest = [row["bytes"], row["seconds"], failed, row["server_data"]]
+        writer.writerow([row["method"], seeds, *numbers, *rest])
     return text.getvalue()

@@ -105,7 +105,7 @@ def execute(experiment: Experiment, folder: RunFolder, resume: bool) -> None:
         if isinstance(stop, KeyboardInterrupt):
             raise typer.Exit(130) from None
         raise
-    show_run(console, experiment.title, result.history)
+    show_run(console, experiment.title, result.history, experiment.server_data)
     _say(f"{folder.path}  model {result.digest[:16]}")
 
 
@@ -115,7 +115,7 @@ def show_finished(experiment: Experiment, folder: RunFolder) -> None:
     if not history:
         raise FedtailError(f"'{folder.metrics}' holds no round")
     _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
-    show_run(make_console(), experiment.title, history)
+    show_run(make_console(), experiment.title, history, experiment.server_data)
     tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
     _say(f"{folder.path}  model {digest(tensors)[:16]}")
 

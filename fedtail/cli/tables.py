@@ -26,9 +26,9 @@ def make_console() -> Console:
     return console
 
 
-def show_run(console: Console, title: str, history: History) -> None:
+def show_run(console: Console, title: str, history: History, server_data: str = "") -> None:
     """Print one run's last numbers."""
-    show_lines(console, [Line(title, {0: history})])
+    show_lines(console, [Line(title, {0: history}, server_data=server_data)])
 
 
 def show_lines(console: Console, lines: Sequence[Line]) -> None:
@@ -56,6 +56,8 @@ def table(lines: Sequence[Line], between: str) -> Table:
 
 def _name(line: Line) -> Text:
     name = Text(line.label)
+    if line.server_data:
+        name.append(f"\n({line.server_data})", style="dim")
     for reason in dict.fromkeys(line.failures.values()):
         seeds = [str(seed) for seed, why in line.failures.items() if why == reason]
         plural = "s" if len(seeds) > 1 else ""

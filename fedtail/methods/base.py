@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.models.split import SplitModel
@@ -40,6 +40,8 @@ class Method(Component, Generic[S]):
         What it needs beyond FedAvg: server data, revealed class counts, ...
     traffic
         What it sends beyond FedAvg, in words.
+    server_data
+        Which samples the server must hold; for most methods none.
     """
 
     registry: ClassVar[Registry[Method[object]]] = Registry("method")
@@ -47,6 +49,7 @@ class Method(Component, Generic[S]):
     paper: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     traffic: ClassVar[str] = "none"
+    server_data: ClassVar[Literal["none", "labelled", "unlabelled"]] = "none"
 
     @classmethod
     @cache
