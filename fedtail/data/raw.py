@@ -84,6 +84,40 @@ def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Datas
     )
 
 
+def without_classes(dataset: Dataset, names: Sequence[str], where: str) -> Dataset:
+    """Return the data set without the samples of these classes; the others move up."""
+    if not names:
+        return dataset
+    unknown = [name for name in names if name not in dataset.classes]
+    if unknown:
+        raise FedtailError(
+            f"{where}: data.drop names '{unknown[0]}', but the classes are"
+            f" {', '.join(dataset.classes)}"
+        )
+    kept = [c for c, name in enumerate(dataset.classes) if name not in names]
+    if len(kept) < 2:
+        raise FedtailError(f"{where}: data.drop leaves fewer than two classes")
+    train, test = (_of_classes(part, kept) for part in (dataset.train.y, dataset.test.y))
+    number = torch.full((dataset.num_classes,), -1)
+    number[kept] = torch.arange(len(kept))
+    return replace(
+        dataset,
+        train=Samples(dataset.train.x[train], number[dataset.train.y[train]]),
+        test=Samples(dataset.test.x[test], number[dataset.test.y[test]]),
+        classes=tuple(dataset.classes[c] for c in kept),
+        client_train=_rows(dataset.client_train, train),
+        client_test=_rows(dataset.client_test, test),
+    )
+
+
+def _of_classes(y: Tensor, kept: Sequence[int]) -> Tensor:
+    return torch.isin(y, torch.tensor(kept)).nonzero().flatten()
+
+
+def _rows(owners: np.ndarray | None, index: Tensor) -> np.ndarray | None:
+    return None if owners is None else owners[index.numpy()]
+
+
 def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
     """Return arrays that have a test set: their own, or a seeded part of each class."""
     if raw.x_test is not None and raw.y_test is not None:

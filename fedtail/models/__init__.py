@@ -8,6 +8,7 @@ from fedtail.models.heads import CosineHead, ScaledHead, class_axis
 from fedtail.models.mlp import MLP
 from fedtail.models.resnet import ResNet8, ResNet32, ResNet32Experts, ResNet56
 from fedtail.models.resnet_large import ResNet18, ResNet50, ResNeXt50
+from fedtail.models.signal import SignalCNN
 from fedtail.models.spec import ModelSpec
 from fedtail.models.split import Output, SplitModel
 
@@ -31,6 +32,7 @@ __all__ = [
     "ResNet50",
     "ResNet56",
     "ScaledHead",
+    "SignalCNN",
     "SmallCNN",
     "SplitModel",
     "build",

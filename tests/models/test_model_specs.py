@@ -23,6 +23,7 @@ from fedtail.models import (
     ResNet32Experts,
     ResNet50,
     ResNet56,
+    SignalCNN,
     SmallCNN,
     SplitModel,
 )
@@ -46,6 +47,8 @@ def size(model: nn.Module) -> int:
     [
         ("mlp", {}, MNIST, 10, 199_210),
         ("digits_cnn", {}, (1, 8, 8), 10, 13_706),
+        # 7·16 + 16, 16·7·32 + 32, 32·7·64 + 64, twice 112 for the norms, 64·4 + 4
+        ("signal_cnn", {}, (128,), 4, 18_628),
         ("mcmahan_cnn", {}, MNIST, 10, 1_663_370),
         ("mcmahan_cnn", {}, MNIST, 62, 1_690_046),
         ("cnn", {}, MNIST, 10, 1_199_882),
@@ -105,6 +108,8 @@ def test_buffers() -> None:
     [
         ("mlp", {"hidden": (7,)}, (2, 3), 7),
         ("mlp", {"hidden": ()}, (6,), 6),
+        ("signal_cnn", {"width": 8, "norm": "none"}, (8,), 32),
+        ("signal_cnn", {"width": 8, "kernel": 3}, (50, 6), 32),
         ("small_cnn", {"width": 8}, (1, 8, 8), 32),
         ("small_cnn", {"width": 8, "norm": "batch"}, (3, 33, 20), 32),
         ("small_cnn", {"width": 8, "norm": "group"}, CIFAR, 32),
@@ -171,6 +176,8 @@ def _is_ours(name: str) -> bool:
         (ResNet50(), (3, 8, 8), "at least 32x32"),
         (MLP(), (), "at least one value"),
         (MLP(), (0, 4), "at least one value"),
+        (SignalCNN(), (7,), r"'signal_cnn' takes signals .* at least 8 steps, not .*\(7,\)"),
+        (SignalCNN(kernel=4), (8,), "model.kernel = 4 must be odd"),
         (ModelSpec.registry["digits_cnn"](), MNIST, "8x8 pixels, not 28x28; 'small_cnn'"),
     ],
 )
@@ -235,3 +242,15 @@ def test_the_balancefl_scale_multiplies_the_logits() -> None:
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
     assert torch.allclose(two.eval()(x), 2 * one.eval()(x))
+
+
+def test_a_window_of_several_sensors_is_read_along_time() -> None:
+    # A kernel of one step that sums the two sensors: on (time, channels) the sums are 1+10, 2+20.
+    model = SignalCNN(width=4, kernel=1, norm="none").build((8, 2), 2)
+    conv = model.get_submodule("module.conv1")
+    assert isinstance(conv, nn.Conv1d)
+    nn.init.ones_(conv.weight)
+    nn.init.zeros_(conv.bias)
+    x = torch.stack([torch.arange(1.0, 9.0), 10 * torch.arange(1.0, 9.0)], dim=1)[None]
+    seen = conv(model.get_submodule("module.channels")(x))
+    assert seen[0, 0].tolist() == [11.0 * t for t in range(1, 9)]

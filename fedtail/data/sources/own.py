@@ -11,7 +11,14 @@ from pydantic import BeforeValidator, Field
 
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.public import data_folder
-from fedtail.data.raw import Normalisation, Raw, dataset_from, training_constants, with_test_set
+from fedtail.data.raw import (
+    Normalisation,
+    Raw,
+    dataset_from,
+    training_constants,
+    with_test_set,
+    without_classes,
+)
 from fedtail.errors import FedtailError
 
 
@@ -38,11 +45,12 @@ class OwnSource(Source):
         "global: one pair of numbers; none: as it is",
     )
 
+    drop: tuple[str, ...] = Field((), description="names of classes to leave out")
+
     def dataset(self, raw: Raw, where: str) -> Dataset:
         """Return the checked arrays, split and normalised as the fields say."""
-        dataset = dataset_from(
-            with_test_set(raw, self.test_fraction, self.split_seed, where), where
-        )
+        whole = with_test_set(raw, self.test_fraction, self.split_seed, where)
+        dataset = without_classes(dataset_from(whole, where), self.drop, where)
         mean, std = training_constants(dataset.train.x, self.normalisation)
         return replace(dataset, mean=mean, std=std)
 

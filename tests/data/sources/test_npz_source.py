@@ -134,6 +134,41 @@ def test_a_missing_test_set_is_cut_from_every_class(tmp_path: Path) -> None:
     )
 
 
+def test_classes_can_be_left_out_by_name(tmp_path: Path) -> None:
+    source = saved(
+        tmp_path,
+        classes=np.array(["N", "S", "V"]),
+        client_train=np.array([7, 7, 7, 8, 9, 9]),
+        client_test=np.array([7, 7, 9]),
+    )
+    dataset = source.but(drop=("N",)).load()
+    assert dataset.classes == ("S", "V")
+    # Labels 0, 1, 2, 0, 1, 2 lose their zeros; what follows moves up by one.
+    assert dataset.train.y.tolist() == [0, 1, 0, 1]
+    assert dataset.test.y.tolist() == [0, 1]
+    rows = dataset.train.x[torch.arange(4)][:, 0].tolist()
+    assert rows == [2.0, 4.0, 8.0, 10.0]
+    # Client 8 held class N alone; the numbers of the others stay.
+    assert dataset.client_train is not None and dataset.client_train.tolist() == [0, 0, 2, 2]
+    assert dataset.client_test is not None and dataset.client_test.tolist() == [0, 2]
+    assert dataset.client_names == ("7", "8", "9")
+    # Only what is kept sets the normalisation: (2 + 4 + 8 + 10) / 4.
+    assert dataset.mean[0] == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("drop", "words"),
+    [
+        (("Q",), "data.drop names 'Q', but the classes are N, S, V"),
+        (("N", "S"), "data.drop leaves fewer than two classes"),
+    ],
+)
+def test_a_class_that_cannot_be_left_out(tmp_path: Path, drop: tuple[str, ...], words: str) -> None:
+    source = saved(tmp_path, classes=np.array(["N", "S", "V"])).but(drop=drop)
+    with pytest.raises(FedtailError, match=words):
+        source.load()
+
+
 def test_a_relative_path_is_also_looked_for_in_the_data_folder(data: Path) -> None:
     np.savez(data / "mine.npz", **arrays())
     assert len(Npz(path="mine.npz").load().train) == 6
