@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,27 @@ from fedtail.folder import environment
 RESULTS = Path(__file__).parent / "results"
 
 
-def save(name: str, numbers: Mapping[str, Any]) -> None:
-    """Write the numbers beside the environment they were measured in, and print them."""
-    make_folder(RESULTS)
-    facts = {**environment(), "command": f"python -m benchmarks.{name}"}
-    text = json.dumps({"numbers": numbers, "environment": facts}, indent=1)
-    write_atomic(RESULTS / f"{name}.json", text + "\n")
-    print(json.dumps(numbers, indent=1))
+def save(name: str, numbers: Mapping[str, Any], folder: Path = RESULTS) -> None:
+    """Write the numbers beside the environment they were measured in, and print them.
+
+    Parameters
+    ----------
+    name
+        The module below `benchmarks`; dots are folders.
+    numbers
+        What was measured, as plain data.
+    folder
+        Where the file goes.
+    """
+    command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    path = folder.joinpath(*name.split(".")).with_suffix(".json")
+    make_folder(path.parent)
+    facts = {**environment(), "command": command}
+    write_atomic(path, readable({"numbers": numbers, "environment": facts}) + "\n")
+    print(readable(numbers))
+
+
+def readable(plain: Any) -> str:
+    """Return indented JSON with every list of numbers on one line."""
+    text = json.dumps(plain, indent=1)
+    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text)
