@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +25,8 @@ from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
-from fedtail.metrics import scores
-from fedtail.protocol import Exchange, Scalar, Server
+from fedtail.metrics import personal_scores, scores
+from fedtail.protocol import Exchange, Scalar, Server, Task, Tensors
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
@@ -43,6 +43,8 @@ SCORES = (
     "loss",
     "ece",
 )
+MODELS_AT_ONCE = 8
+"""How many clients' own models are in memory while they are tested."""
 
 
 @dataclass
@@ -282,12 +284,19 @@ class Loop:
         if ledger.kept:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
-        least = self.setting.experiment.min_clients
+        least = self.setting.min_clients
         if len(ledger.clients) < least and least > 1:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"
             )
+
+    def warn_after(self, server: Server, dropped: Iterable[Dropped]) -> None:
+        """Tell who was left out of what comes after training."""
+        self.warn(
+            f"after round {server.round}: client {d.client} is left out: {d.reason}"
+            for d in dropped
+        )
 
     def warn(self, messages: Iterable[str]) -> None:
         """Tell the callbacks what went wrong."""
@@ -323,21 +332,44 @@ class Loop:
     def test(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Any]:
         """Score what would be shipped if training ended here."""
         self.tested = self.shippable(state, server, ledger)
-        self.warn(
-            f"after round {server.round}: client {d.client} is left out: {d.reason}"
-            for d in ledger.dropped
-        )
-        evaluation = self.engine.evaluate(self.tested)
+        self.warn_after(server, ledger.dropped)
+        shipped = self.score(self.tested)
+        tasks = self.setting.method.personal(state, server)
+        return personal_scores(self.personal(tasks, server), shipped) if tasks else shipped
+
+    def personal(self, tasks: Sequence[Task], server: Server) -> list[dict[str, Any]]:
+        """Score the models that clients answer with; only a few are in memory at a time."""
+        each = []
+        with self.forgotten(server, test=True):
+            for start in range(0, len(tasks), MODELS_AT_ONCE):
+                some = tasks[start : start + MODELS_AT_ONCE]
+                replies = self.engine.perform(some, server.round, server.rounds)
+                self.warn_after(server, replies.dropped)
+                each += [self.score(update.payload.group("model")) for update in replies.updates]
+        return each
+
+    def score(self, tensors: Tensors) -> dict[str, Any]:
+        """Return the scores of one model."""
+        evaluation = self.engine.evaluate(tensors)
         return scores(evaluation, self.setting.experiment.groups, self.setting.class_counts)
 
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
-        """Hold the exchanges that come after training, on a copy: clients forget them again."""
-        method, states = self.setting.method, dict(self.engine.states)
-        self.engine.after_training(server.round)
-        final = drive(method.finalize(state, server), state, self.engine, server, ledger)
-        self.engine.states.clear()
-        self.engine.states.update(states)
+        """Hold the exchanges that come after training, on a copy."""
+        method = self.setting.method
+        with self.forgotten(server):
+            final = drive(method.finalize(state, server), state, self.engine, server, ledger)
         return dict(method.eval_model(final))
+
+    @contextmanager
+    def forgotten(self, server: Server, test: bool = False) -> Iterator[None]:
+        """Let clients forget what they are asked to do in this block."""
+        states = dict(self.engine.states)
+        self.engine.after_training(server.round, test)
+        try:
+            yield
+        finally:
+            self.engine.states.clear()
+            self.engine.states.update(states)
 
     def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
         """Ship the model and tell everyone."""

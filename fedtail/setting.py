@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -40,6 +41,11 @@ class Setting:
     def method(self) -> Method[Any]:
         """The method."""
         return self.experiment.method
+
+    @property
+    def min_clients(self) -> int:
+        """How many valid updates a round needs; never more than there are clients."""
+        return min(self.experiment.min_clients, len(self.federation))
 
     @property
     def class_counts(self) -> tuple[int, ...]:
@@ -154,6 +160,9 @@ def prepare(experiment: Experiment) -> Setting:
         network.to(device)
         if images:
             cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
-    federation = Federation(dataset, split.parts, experiment.augment, device, channels_last=images)
+    # In the order that one client with all of them would have them in.
+    pooled = [np.sort(np.concatenate(split.parts))]
+    parts = pooled if experiment.method.pooled else split.parts
+    federation = Federation(dataset, parts, experiment.augment, device, channels_last=images)
     base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
     return Setting(experiment, dataset, split, federation, base, model, device)

@@ -41,8 +41,11 @@ class Engine(Protocol):
     def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
         """Have the tasks done; a client that fails is dropped, never the round."""
 
-    def after_training(self, round: int) -> None:
-        """Give what follows in this round the same random numbers whenever it is done."""
+    def after_training(self, round: int, test: bool = False) -> None:
+        """Give what follows in this round the same random numbers whenever it is done.
+
+        It is what comes after training, or the test of the clients' own models.
+        """
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""

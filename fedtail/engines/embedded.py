@@ -12,6 +12,7 @@ from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
 
 AFTER_TRAINING = 1_000_000
+TESTING = 2_000_000
 
 
 class Embedded:
@@ -58,13 +59,14 @@ class Embedded:
                 self.states[client] = state
         return replies
 
-    def after_training(self, round: int) -> None:
+    def after_training(self, round: int, test: bool = False) -> None:
         """Count turns from a number that no round reaches.
 
         The exchanges after training then draw the same numbers in a test, at the end of the run,
         and when a run is resumed that had only its end left to do.
         """
-        self._round, self._first_turn, self._turns = round, AFTER_TRAINING, Counter()
+        first = TESTING if test else AFTER_TRAINING
+        self._round, self._first_turn, self._turns = round, first, Counter()
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""

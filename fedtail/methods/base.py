@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, Update
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, Update
 
 S = TypeVar("S")
 Action = Callable[[Payload, Client], Payload]
@@ -42,6 +42,8 @@ class Method(Component, Generic[S]):
         What it sends beyond FedAvg, in words.
     server_data
         Which samples the server must hold; for most methods none.
+    pooled
+        Whether it trains on the samples of all clients in one place, as one client.
     """
 
     registry: ClassVar[Registry[Method[object]]] = Registry("method")
@@ -50,6 +52,7 @@ class Method(Component, Generic[S]):
     needs: ClassVar[tuple[str, ...]] = ()
     traffic: ClassVar[str] = "none"
     server_data: ClassVar[Literal["none", "labelled", "unlabelled"]] = "none"
+    pooled: ClassVar[bool] = False
 
     @classmethod
     @cache
@@ -92,3 +95,12 @@ class Method(Component, Generic[S]):
     def eval_model(self, s: S) -> Tensors:
         """Return what is tested and shipped; it may differ from what is trained."""
         raise NotImplementedError("abstract: derive from FedAvg")
+
+    def personal(self, s: S, server: Server) -> list[Task]:
+        """Return tasks that clients answer with models of their own, in the group ``model``.
+
+        Each of these models is tested on the global test set, and the method is scored by their
+        mean; by default there are none. Clients forget the task afterwards, and no traffic is
+        counted: it is a part of the test.
+        """
+        return []

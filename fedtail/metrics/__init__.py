@@ -3,6 +3,7 @@
 from fedtail.metrics.curves import bytes_to, last_rounds, rounds_to, rounds_to_own
 from fedtail.metrics.evaluation import Evaluation
 from fedtail.metrics.groups import IndexGroups, RankGroups, ShotGroups, ThresholdGroups
+from fedtail.metrics.personal import personal_scores
 from fedtail.metrics.scores import scores
 from fedtail.metrics.traffic import GB, checkpoint_traffic, gigabytes, human_bytes
 
@@ -18,6 +19,7 @@ __all__ = [
     "gigabytes",
     "human_bytes",
     "last_rounds",
+    "personal_scores",
     "rounds_to",
     "rounds_to_own",
     "scores",

@@ -1,0 +1,149 @@
+"""Clients' own models are tested one by one, and testing them changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedtail import Callback, FedAvg, ModelState, Payload, run
+from fedtail.engines.crew import Solo
+from fedtail.engines.workplace import Workplace
+from fedtail.loop import MODELS_AT_ONCE
+from fedtail.methods import action
+from fedtail.protocol import Client, Server, Task
+
+
+class Constant(FedAvg[ModelState]):
+    """At test time client k has a model that answers class k mod 4, whatever it is shown."""
+
+    def personal(self, s: ModelState, server: Server) -> list[Task]:
+        payload = self.broadcast(s, server)
+        return [Task(client, "insist", payload) for client in server.clients]
+
+    @action
+    def insist(self, payload: Payload, client: Client) -> Payload:
+        client.state["drawn"] = torch.rand(1, generator=client.generator("draw"))
+        model = {f"model/{n}": torch.zeros_like(t) for n, t in payload.group("model").items()}
+        model["model/3.bias"][client.id % tiny.CLASSES] = 1.0
+        return Payload(model)
+
+
+class Failing(Constant):
+    """Client 2 fails, and client 3 sends a model that has diverged."""
+
+    @action
+    def insist(self, payload: Payload, client: Client) -> Payload:
+        if client.id == 2:
+            raise RuntimeError("gone")
+        answer = super().insist(payload, client)
+        if client.id == 3:
+            answer.tensors["model/3.bias"][0] = torch.nan
+        return answer
+
+
+class Watch(Callback):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.states: list[Any] = []
+
+    def on_warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def on_snapshot(self, snapshot: Any) -> None:
+        self.states.append(snapshot.client_states)
+
+
+def plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def test_the_method_is_scored_by_its_clients_models() -> None:
+    # Every test class has 3 of 12 samples, so a model that answers one class is right in 1/4.
+    # Clients 0 to 5 answer 0, 1, 2, 3, 0, 1: class accuracies are (2, 2, 1, 1)/6. Of four classes
+    # the rarest, 3, is few: client 3 alone has it right, so the few are (0, 0, 0, 1, 0, 0).
+    result = run(tiny.experiment(Constant(local=tiny.quick())))
+    last = result.metrics
+    assert last["accuracy"] == last["balanced_accuracy"] == 0.25
+    assert last["per_class"] == pytest.approx([2 / 6, 2 / 6, 1 / 6, 1 / 6])
+    assert last["few"] == pytest.approx(1 / 6)
+    assert last["worst_class"] == 0.0
+    assert last["personal"]["models"] == 6
+    assert last["personal"]["accuracy"] == [0.25] * 5
+    assert last["personal"]["few"] == [0.0, 0.0, 0.0, 0.0, 1.0]
+    ours = run(tiny.experiment(FedAvg(local=tiny.quick()))).metrics
+    assert last["shipped"] == {key: ours[key] for key in ("accuracy", "balanced_accuracy", "few")}
+
+
+def test_testing_them_changes_nothing_else() -> None:
+    watch = Watch()
+    ours = run(tiny.experiment(Constant(local=tiny.quick())), callbacks=[watch])
+    fedavg = run(tiny.experiment(FedAvg(local=tiny.quick())))
+    assert ours.digest == fedavg.digest
+    assert watch.states == [{}, {}, {}]
+    traffic = ("bytes_up", "bytes_down", "traffic", "clients", "dropped")
+    for mine, theirs in zip(ours.history, fedavg.history, strict=True):
+        assert [mine[key] for key in traffic] == [theirs[key] for key in traffic]
+
+
+def test_a_round_that_is_not_tested_has_no_boxes() -> None:
+    first, second = run(tiny.experiment(Constant(), rounds=2, eval_every=2)).history
+    assert "personal" not in first
+    assert second["personal"]["models"] == 6
+    assert "personal" not in run(tiny.experiment(rounds=1)).metrics
+
+
+def test_a_model_that_cannot_be_tested_is_named_and_left_out() -> None:
+    watch = Watch()
+    result = run(tiny.experiment(Failing(local=tiny.quick()), rounds=1), callbacks=[watch])
+    assert result.metrics["personal"]["models"] == 4
+    assert result.metrics["few"] == 0.0  # the only model that answers class 3 is out
+    assert result.metrics["dropped"] == []
+    assert watch.warnings == [
+        "after round 1: client 2 is left out: RuntimeError: gone",
+        "after round 1: client 3 is left out: sent NaN or infinity in model/3.bias",
+    ]
+
+
+def test_only_a_few_models_are_in_memory() -> None:
+    sizes: list[int] = []
+
+    class Counting(Solo):
+        def perform(self, jobs: Any) -> Any:
+            sizes.append(len(jobs))
+            return super().perform(jobs)
+
+    owner = tiny.arrays()
+    samples = len(owner["y_train"])
+    owner["client_train"] = torch.arange(samples).numpy() % 20
+    chosen = tiny.experiment(Constant(), rounds=1).but(data=type(tiny.source())(**owner))
+    result = tiny.run_with(chosen, lambda place: Counting(place))
+    assert result.metrics["personal"]["models"] == 20
+    assert sizes == [4, MODELS_AT_ONCE, MODELS_AT_ONCE, 20 - 2 * MODELS_AT_ONCE]
+
+
+def test_separate_hands_and_resuming_give_the_same_numbers(tmp_path: Path) -> None:
+    chosen = tiny.experiment(Constant(local=tiny.quick()))
+    alone = run(chosen, out=tmp_path / "run")
+    apart = tiny.run_with(chosen, lambda place: tiny.Isolated(place))
+    assert [plain(r) for r in alone.history] == [plain(r) for r in apart.history]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[-1])["personal"] == alone.metrics["personal"]
+
+
+def test_the_streams_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a client draws for its own model is drawn neither in training nor after it.
+    turns: list[int] = []
+    perform = Workplace.perform
+
+    def noting(self: Workplace, task: Task, state: Any, clock: Any) -> Payload:
+        turns.append(clock.turn)
+        return perform(self, task, state, clock)
+
+    monkeypatch.setattr(Workplace, "perform", noting)
+    run(tiny.experiment(Constant(local=tiny.quick()), rounds=1))
+    assert turns == [0] * 4 + [2_000_000] * 6
