@@ -248,7 +248,7 @@ def test_a_window_of_several_sensors_is_read_along_time() -> None:
     # A kernel of one step that sums the two sensors: on (time, channels) the sums are 1+10, 2+20.
     model = SignalCNN(width=4, kernel=1, norm="none").build((8, 2), 2)
     conv = model.get_submodule("module.conv1")
-    assert isinstance(conv, nn.Conv1d)
+    assert isinstance(conv, nn.Conv1d) and conv.bias is not None
     nn.init.ones_(conv.weight)
     nn.init.zeros_(conv.bias)
     x = torch.stack([torch.arange(1.0, 9.0), 10 * torch.arange(1.0, 9.0)], dim=1)[None]
