@@ -34,7 +34,8 @@ def digest(tensors: Tensors) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        if tensor.numel():  # torch does not view an empty tensor as bytes
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 

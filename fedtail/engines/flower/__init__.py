@@ -1,0 +1,1 @@
+"""The Flower engine: the same methods, across processes and machines."""
