@@ -3,6 +3,24 @@
 from fedtail.losses.balanced_softmax import BalancedSoftmax
 from fedtail.losses.base import LocalLoss, LossContext
 from fedtail.losses.cross_entropy import CrossEntropy
+from fedtail.losses.focal import Focal
+from fedtail.losses.lade import LADELoss
+from fedtail.losses.ldam import LDAMLoss
 from fedtail.losses.logit_calibration import LogitCalibration
+from fedtail.losses.paco import PaCoLoss
+from fedtail.losses.restricted_softmax import RestrictedSoftmax
+from fedtail.losses.ride import RIDELoss
 
-__all__ = ["BalancedSoftmax", "CrossEntropy", "LocalLoss", "LogitCalibration", "LossContext"]
+__all__ = [
+    "BalancedSoftmax",
+    "CrossEntropy",
+    "Focal",
+    "LADELoss",
+    "LDAMLoss",
+    "LocalLoss",
+    "LogitCalibration",
+    "LossContext",
+    "PaCoLoss",
+    "RIDELoss",
+    "RestrictedSoftmax",
+]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.models import Output
 
-EXPERTS: frozenset[str] = frozenset()
+EXPERTS: frozenset[str] = frozenset({"ride"})
 """Losses that need the logits of several experts."""
 
 WIDTH = 5
@@ -91,6 +91,27 @@ def test_neither_batch_nor_context_is_changed(name: str) -> None:
     assert y.tolist() == labels
     assert torch.equal(context.counts, held)
     assert torch.equal(context.prior, held)
+
+
+@pytest.mark.parametrize("name", list(LocalLoss.registry))
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("round", [1, 10])
+def test_gradients_are_those_of_finite_differences(name: str, situation: str, round: int) -> None:
+    # In float64. A loss of experts is given their mean as a constant, since it may hold it fixed.
+    labels, counts = SITUATIONS[situation]
+    held = torch.tensor(counts, dtype=torch.float64)
+    context = LossContext(counts=held, prior=held, round=round, rounds=10)
+    made, _ = example(name, labels, len(counts), 1.0)
+    loss, y = LocalLoss.model_validate(name), torch.tensor(labels)
+    logits, features = (t.detach().double() for t in (made.logits, made.features))
+    if made.experts is None:
+        leaves = (logits.requires_grad_(), features.requires_grad_())
+        assert torch.autograd.gradcheck(lambda z, h: loss(Output(z, h), y, context), leaves)
+    else:
+        each = made.experts.detach().double().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda z: loss(Output(logits, features, z), y, context), (each,)
+        )
 
 
 def test_the_abstract_loss_says_so() -> None:
