@@ -25,6 +25,8 @@ from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibr
 from fedtail.methods import (
     GBME,
     BalanceFL,
+    Centralised,
+    CentralisedBSM,
     CReFF,
     FedAvg,
     FedLC,
@@ -67,6 +69,8 @@ __all__ = [
     "CReFF",
     "CReFFSplit",
     "Callback",
+    "Centralised",
+    "CentralisedBSM",
     "ClassBalanced",
     "ClassPrior",
     "Client",

@@ -2,6 +2,7 @@
 
 from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
+from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.creff import CReFF
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedlc import FedLC
@@ -13,6 +14,8 @@ __all__ = [
     "GBME",
     "BalanceFL",
     "CReFF",
+    "Centralised",
+    "CentralisedBSM",
     "FedAvg",
     "FedLC",
     "GBMEState",

@@ -51,6 +51,7 @@ class Needs:
 
 
 NEEDS: dict[str, Needs] = {
+    "centralised-bsm": Needs(file="centralised"),
     "creff": Needs(method={"features": 5, "match_steps": 5, "head_epochs": 5}),
     "gbme": Needs(ships_own_model=False),
     "gbme-p": Needs(ships_own_model=False),

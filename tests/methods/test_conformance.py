@@ -26,10 +26,11 @@ from fedtail import FedtailError, Method, run
 from fedtail.callbacks import Callback, Record
 from fedtail.config import Config
 from fedtail.engines.crew import Done, Job, Solo
-from fedtail.engines.embedded import AFTER_TRAINING
+from fedtail.engines.embedded import TESTING
 from fedtail.engines.workplace import Workplace
 from fedtail.loop import Result
 from fedtail.protocol import Payload
+from fedtail.setting import prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,10 +173,11 @@ def test_a_client_that_is_dropped_does_not_break_the_round(name: str, model: str
     chosen = make_experiment(name, model, per_round=6)
     poisoned = tiny.run_with(chosen, lambda place: Spoiler(place, with_nan))
     silent = tiny.run_with(chosen, lambda place: Spoiler(place, lost))
+    others = len(prepare(chosen).federation) - 1  # none where one holds everything
     for record in poisoned.history:
         assert {d["client"] for d in record["dropped"]} == {0}
         assert 0 not in record["clients"]
-        assert len(record["clients"]) >= 4
+        assert len(record["clients"]) >= min(4, others)
     assert all(bool(torch.isfinite(t).all()) for t in poisoned.tensors.values())
     # Why an answer cannot be used makes no difference.
     assert poisoned.digest == silent.digest
@@ -243,14 +245,10 @@ def test_names_have_a_group_and_summable_names_groups(name: str) -> None:
 
 @every_method
 def test_traffic_is_the_bytes_of_the_payloads(name: str) -> None:
-    # What comes after training is held twice, for the test and for what is shipped, and paid once.
+    # Clients' own models are sent to be tested, and for nothing else.
     result, _ = recorded(name)
-    totals = {"training": [0, 0], "after": [0, 0]}
-    for job, answer in messages(name):
-        stage = totals["after" if job.clock.turn >= AFTER_TRAINING else "training"]
-        stage[0] += job.task.payload.nbytes
-        stage[1] += answer.nbytes
-    down, up = (totals["training"][i] + totals["after"][i] // 2 for i in (0, 1))
+    sent = [(j.task.payload, a) for j, a in messages(name) if j.clock.turn < TESTING]
+    down, up = (sum(pair[i].nbytes for pair in sent) for i in (0, 1))
     assert sum(record["bytes_down"] for record in result.history) == down > 0
     assert sum(record["bytes_up"] for record in result.history) == up > 0
     for record in result.history:
