@@ -71,7 +71,8 @@ class Workplace:
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""
-        tested = self.base if tensors.keys() == self.base.names() else self.model
+        # A method's own head may have the names of the user's, and another meaning.
+        tested = self.model if tensors.keys() == self.model.names() else self.base
         tested.load(tensors)
         tested.eval()
         return tested

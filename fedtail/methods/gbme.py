@@ -20,14 +20,14 @@ from typing import ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
 from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.experts import ExpertModel, experts
+from fedtail.models.experts import ExpertModel, with_experts
 from fedtail.models.split import SplitModel
 from fedtail.protocol import (
     Client,
@@ -104,11 +104,7 @@ class GBME(FedAvg[GBMEState]):
 
     def build_model(self, base: SplitModel) -> SplitModel:
         """Return the trunk and M experts; a model that has experts already is taken as it is."""
-        if isinstance(base, ExpertModel) and base.count != self.experts:
-            raise FedtailError(f"the model has {base.count} experts, the method {self.experts}")
-        if isinstance(base, ExpertModel) or self.experts == 1:
-            return base
-        return experts(base, self.split_at or middle(base), self.experts, cosine=self.cosine)
+        return with_experts(base, self.experts, self.split_at, cosine=self.cosine)
 
     # Server half
 
@@ -259,21 +255,3 @@ def cut(likeness: Tensor, clients: Sequence[ClientId], count: int) -> list[list[
 def shared_names(model: ExpertModel, index: int) -> dict[str, str]:
     """Return an expert's tensors by names without its number, as they travel."""
     return {name.replace(f".{index}.", ".", 1): name for name in sorted(model.expert_names(index))}
-
-
-def middle(model: SplitModel) -> str:
-    """Return the child that experts begin with if nobody says: ``layer2`` of a small ResNet.
-
-    It is the middle one of the children with weights, normalisation not counted.
-    """
-    if not isinstance(model.module, nn.Sequential):
-        raise FedtailError(
-            f"gbme cannot split a {type(model.module).__name__} into trunk and experts: give it an"
-            " nn.Sequential, where split_at names the child that the experts begin with"
-        )
-    names = [
-        name
-        for name, child in model.module.named_children()
-        if any(parameter.ndim > 1 for parameter in child.parameters())
-    ]
-    return names[len(names) // 2]

@@ -2,7 +2,7 @@
 
 from fedtail.models.balancefl import BalanceFLDNN, BalanceFLResNet8
 from fedtail.models.cnn import CNN, DigitsCNN, McMahanCNN, SmallCNN
-from fedtail.models.experts import ExpertModel, experts
+from fedtail.models.experts import ExpertModel, experts, with_cosine_heads, with_experts
 from fedtail.models.factory import ModelLike, build
 from fedtail.models.heads import CosineHead, ScaledHead, class_axis
 from fedtail.models.mlp import MLP
@@ -38,4 +38,6 @@ __all__ = [
     "build",
     "class_axis",
     "experts",
+    "with_cosine_heads",
+    "with_experts",
 ]

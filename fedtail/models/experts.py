@@ -202,6 +202,67 @@ def experts(
     return ExpertModel(trunk, [body for body, _ in pairs], [head for _, head in pairs])
 
 
+def with_experts(
+    model: SplitModel, count: int, split_at: str = "", *, cosine: bool = False
+) -> SplitModel:
+    """Return a model of so many experts: the model itself if it has them, or if they are one.
+
+    Parameters
+    ----------
+    model
+        A model that runs its children in order, or an `ExpertModel`.
+    count
+        How many experts.
+    split_at
+        The child that they begin with (default: the middle one of those with weights).
+    cosine
+        Give experts that are made here cosine heads.
+    """
+    if isinstance(model, ExpertModel) and model.count != count:
+        raise FedtailError(f"the model has {model.count} experts, the method {count}")
+    if isinstance(model, ExpertModel) or count == 1:
+        return model
+    return experts(model, split_at or middle(model), count, cosine=cosine)
+
+
+def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
+    """Return a copy whose heads are cosine heads of this scale; those that are stay as they are."""
+    made = copy.deepcopy(model)
+    for name, head in zip(made.head_names, made.heads, strict=True):
+        if isinstance(head, CosineHead):
+            continue
+        if not isinstance(head, nn.Linear):
+            raise FedtailError(
+                f"a cosine head can take the place of an nn.Linear; the classifier '{name}' is"
+                f" {type(head).__name__}"
+            )
+        cosine = _cosine(head, scale)
+        parent, _, leaf = name.rpartition(".")
+        if leaf:
+            setattr(made.module.get_submodule(parent), leaf, cosine)
+        else:
+            made.module = cosine
+    return made
+
+
+def middle(model: SplitModel) -> str:
+    """Return the child that experts begin with if nobody says: ``layer2`` of a small ResNet.
+
+    It is the middle one of the children with weights, normalisation not counted.
+    """
+    if not isinstance(model.module, nn.Sequential):
+        raise FedtailError(
+            f"a {type(model.module).__name__} cannot be split into trunk and experts: give an"
+            " nn.Sequential, where split_at names the child that the experts begin with"
+        )
+    names = [
+        name
+        for name, child in model.module.named_children()
+        if any(parameter.ndim > 1 for parameter in child.parameters())
+    ]
+    return names[len(names) // 2]
+
+
 def _cut_off(module: nn.Module, classifier: str) -> tuple[nn.Module, nn.Module]:
     head = module.get_submodule(classifier)
     parent, _, leaf = classifier.rpartition(".")

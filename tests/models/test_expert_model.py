@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
-from fedtail.models import CosineHead, ExpertModel, ResNet32Experts, ScaledHead, SplitModel, experts
+from fedtail.models import (
+    CosineHead,
+    ExpertModel,
+    ResNet32Experts,
+    ScaledHead,
+    SplitModel,
+    experts,
+    with_cosine_heads,
+    with_experts,
+)
 
 
 def chain() -> nn.Sequential:
@@ -146,3 +155,49 @@ def test_wrong_values_are_refused(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(FedtailError, match=message):
         make()
+
+
+def test_cosine_heads_take_the_place_of_linear_ones() -> None:
+    given = SplitModel(chain())
+    made = with_cosine_heads(given, scale=8.0)
+    head = made.classifier
+    assert isinstance(head, CosineHead)
+    assert (head.in_features, head.out_features, head.scale) == (4, 3, 8.0)
+    assert made.eval().output(batch()).logits.abs().max() <= 8.0
+    made.check(batch(), 3)
+    # The given model is as it was, and the other tensors are its own.
+    assert isinstance(given.classifier, ScaledHead)
+    before = given.tensors()
+    assert all(torch.equal(before[n], t) for n, t in made.tensors().items() if n[0] != "5")
+
+
+def test_a_model_that_is_its_classifier_becomes_a_cosine_head() -> None:
+    made = with_cosine_heads(SplitModel(nn.Linear(5, 3)))
+    assert isinstance(made.module, CosineHead)
+    made.check(batch(), 3)
+
+
+def test_every_expert_gets_a_cosine_head_and_keeps_one_that_it_has(model: ExpertModel) -> None:
+    made = with_cosine_heads(model)
+    assert all(isinstance(head, CosineHead) and head.scale == 30 for head in made.heads)
+    again = with_cosine_heads(made, scale=2.0)
+    assert all(isinstance(head, CosineHead) and head.scale == 30 for head in again.heads)
+    assert all(torch.equal(again.tensors()[n], t) for n, t in made.tensors().items())
+    heads = {n for n in made.names() if n.startswith("heads.")}
+    assert heads == {"heads.0.weight", "heads.1.weight", "heads.2.weight"}
+
+
+def test_a_classifier_that_is_not_linear_cannot_become_a_cosine_head() -> None:
+    with pytest.raises(FedtailError, match="Bilinear"):
+        with_cosine_heads(SplitModel(nn.Sequential(nn.Bilinear(2, 2, 3)), "0"))
+
+
+def test_experts_only_where_there_are_none() -> None:
+    base = SplitModel(chain())
+    assert with_experts(base, 1) is base
+    made = with_experts(base, 2, "3")
+    assert isinstance(made, ExpertModel)
+    assert made.count == 2
+    assert with_experts(made, 2) is made
+    with pytest.raises(FedtailError, match="has 2 experts, the method 3"):
+        with_experts(made, 3)
