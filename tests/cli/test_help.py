@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,10 @@ def test_methods_of_a_plug_in_are_listed(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_data_is_listed() -> None:
     assert "digits" in fedtail("data", "list").out
+
+
+def test_python_m_fedtail_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedtail", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == fedtail("--version").out
