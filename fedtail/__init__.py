@@ -23,6 +23,9 @@ from fedtail.experiment import Experiment
 from fedtail.loop import Result, run
 from fedtail.losses import BalancedSoftmax, CrossEntropy, LocalLoss, LogitCalibration, LossContext
 from fedtail.methods import (
+    CCVR,
+    CRTCB,
+    CRTIB,
     GBME,
     BalanceFL,
     Centralised,
@@ -35,6 +38,7 @@ from fedtail.methods import (
     Method,
     ModelState,
     RedGrape,
+    TauNorm,
     action,
 )
 from fedtail.models import ModelSpec, Output, SplitModel, experts
@@ -58,6 +62,9 @@ from fedtail.training import (
 from fedtail.version import __version__
 
 __all__ = [
+    "CCVR",
+    "CRTCB",
+    "CRTIB",
     "GBME",
     "IID",
     "Arrays",
@@ -122,6 +129,7 @@ __all__ = [
     "Step",
     "Tail",
     "Task",
+    "TauNorm",
     "TauSampling",
     "Update",
     "__version__",

@@ -2,15 +2,22 @@
 
 from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
+from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.creff import CReFF
+from fedtail.methods.crt_cb import CRTCB
+from fedtail.methods.crt_ib import CRTIB
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.gbme import GBME, GBMEState
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.redgrape import RedGrape
+from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [
+    "CCVR",
+    "CRTCB",
+    "CRTIB",
     "GBME",
     "BalanceFL",
     "CReFF",
@@ -24,5 +31,6 @@ __all__ = [
     "Method",
     "ModelState",
     "RedGrape",
+    "TauNorm",
     "action",
 ]

@@ -31,6 +31,7 @@ from fedtail.training.class_gradients import (
     linear_head,
     mean_by_class,
 )
+from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import (
     Head,
     Matched,
@@ -189,16 +190,3 @@ def fresh_head(server: Server, model: SplitModel) -> Head:
     linear = linear_head(model.classifier)
     bias = linear.bias is not None
     return new_head(linear.out_features, linear.in_features, bias, server.generator("head"))
-
-
-def named(head: Head, model: SplitModel) -> dict[str, Tensor]:
-    """Return a head under the names of the model's classifier."""
-    names = {"weight": head.weight} if head.bias is None else head._asdict()
-    dot = "." if model.classifier_name else ""
-    return {f"{model.classifier_name}{dot}{name}": tensor for name, tensor in names.items()}
-
-
-def unnamed(head: Tensors, model: SplitModel) -> Head:
-    """Return the head that `named` named."""
-    name = f"{model.classifier_name}." if model.classifier_name else ""
-    return Head(head[f"{name}weight"], head.get(f"{name}bias"))

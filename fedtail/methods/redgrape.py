@@ -26,6 +26,7 @@ from fedtail.protocol import Exchange, Payload, Server, Tensors, Update, grouped
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import Statistics, balanced_set, constant_features
 from fedtail.training.class_gradients import class_gradients, linear_head, mean_by_class
+from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import as_table, no_prototypes, renewed, sum_outside
 
 HEAD = "supplementary"
@@ -131,7 +132,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         """Return what a round trains: all at once, or one after the other (Table 4)."""
         if self.two_stage is None:
             return "joint"
-        return "head" if round - 1 >= self.two_stage * rounds - 1e-9 else "encoder"
+        return "head" if second_stage(round, rounds, self.two_stage) else "encoder"
 
     def build_model(self, base: SplitModel) -> SplitModel:
         """Add Ŵ; a classifier that is not linear is refused."""
@@ -147,7 +148,7 @@ class RedGrape(FedAvg[RedGrapeState]):
     def round(self, s: RedGrapeState, server: Server) -> Exchange[RedGrapeState]:
         """One exchange; the second stage begins with a new W."""
         if self.stage(server.round, server.rounds) == "head" and not s.retraining:
-            s = replace(s, model={**s.model, **new_head(server)}, retraining=True)
+            s = replace(s, model={**s.model, **new_classifier(server)}, retraining=True)
         return (yield from super().round(s, server))
 
     def broadcast(self, s: RedGrapeState, server: Server) -> Payload:
@@ -268,14 +269,3 @@ class RedGrape(FedAvg[RedGrapeState]):
             tensors={**sent.tensors, **grouped("grad", aux.gradients)},
             scalars={**sent.scalars, **found},
         )
-
-
-def new_head(server: Server) -> dict[str, Tensor]:
-    """Return a new W by its name in the model, drawn as torch draws linear layers."""
-    model, generator = server.model, server.generator("head")
-    bound = model.feature_dim**-0.5
-    prefix = f"{model.classifier_name}." if model.classifier_name else ""
-    return {
-        prefix + name: torch.empty(tensor.shape).uniform_(-bound, bound, generator=generator)
-        for name, tensor in model.classifier.named_parameters()
-    }

@@ -208,22 +208,29 @@ def new_head(num_classes: int, width: int, bias: bool, generator: torch.Generato
 
 
 def train_head(
-    head: Head, features: Tensor, epochs: int, batch_size: int, lr: float, gen: torch.Generator
+    head: Head,
+    features: Tensor,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    gen: torch.Generator,
+    classes: Tensor | None = None,
 ) -> Head:
-    """Train a head by SGD with cross-entropy on the features (C, m, d) of all classes.
+    """Train a head by SGD with cross-entropy on features (A, m, d) of A classes.
 
-    Each epoch goes through all C·m features in a new order. The gradient of softmax regression
+    Each epoch goes through all A·m features in a new order. The gradient of softmax regression
     needs no autograd: it is the batch's mean of h (p − e_y)ᵀ. The bias is the weight of a constant
-    feature.
+    feature. `classes` says which classes they are (default: all, in order).
     """
-    num_classes, m, width = features.shape
+    num_classes, (_, m, width) = len(head.weight), features.shape
     h = features.reshape(-1, width)
     weight = head.weight
     if head.bias is not None:
         h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
         weight = torch.cat([weight, head.bias[:, None]], dim=1)
     w = weight.T.clone(memory_format=torch.contiguous_format)
-    y = torch.arange(num_classes, device=h.device).repeat_interleave(m)
+    y = torch.arange(num_classes) if classes is None else classes
+    y = y.to(h.device).repeat_interleave(m)
     unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
     with torch.no_grad():
         for _ in range(epochs):

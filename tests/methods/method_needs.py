@@ -57,6 +57,10 @@ NEEDS: dict[str, Needs] = {
     "gbme-p": Needs(ships_own_model=False),
     # Eight samples of a class are more than any tiny client has.
     "redgrape": Needs(method={"per_class": 2}),
+    "ccvr": Needs(method={"samples": 5, "head_epochs": 2}),
+    # Three rounds: two of the first stage, one of the second.
+    "crt-cb": Needs(method={"first_stage": 0.6}),
+    "crt-ib": Needs(method={"first_stage": 0.6}),
 }
 
 

@@ -1,0 +1,87 @@
+"""CCVR: classifier calibration with virtual representations.
+
+Luo, Chen, Hu, Zhang, Liang, Feng, "No Fear of Heterogeneity: Classifier Calibration for Federated
+Learning with Non-IID Data", NeurIPS 2021.
+
+Training is FedAvg's. After it, every client sends of each of its classes how many samples it has,
+and the mean and covariance of their features (Eq. 3 and 4). The server pools them into one Gaussian
+a class, exactly as if it had seen all features, draws M_c virtual features from each, and re-trains
+the classifier on them. The encoder stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from fedtail.methods.base import Method, action
+from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
+from fedtail.training.class_gradients import linear_head
+from fedtail.training.classifier import named, unnamed
+from fedtail.training.federated_features import train_head
+from fedtail.training.moments import class_moments, draw, pooled
+
+
+@Method.register("ccvr")
+class CCVR(FedAvg[ModelState]):
+    """FedAvg, then re-train the classifier on features drawn from each class's Gaussian."""
+
+    family: ClassVar[str] = "classifier after training"
+    paper: ClassVar[str] = (
+        "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
+        "Non-IID Data, NeurIPS 2021"
+    )
+    needs: ClassVar[tuple[str, ...]] = (
+        "a linear classifier",
+        "class counts, feature means and covariances of every client",
+    )
+    traffic: ClassVar[str] = (
+        "once, after training: the model down to every client, and up a count, a mean and a "
+        "covariance of the features for each local class"
+    )
+
+    samples: int = Field(500, ge=0, description="M_c, virtual features of a class; 0 is FedAvg")
+    head_epochs: int = Field(10, ge=0, description="passes over all virtual features; 0 is FedAvg")
+    head_lr: float = Field(0.01, gt=0, description="rate of re-training, by SGD")
+    head_batch: int = Field(64, ge=1, description="batch size of re-training")
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse a classifier that is not linear."""
+        linear_head(base.classifier)
+        return base
+
+    # Server half
+
+    def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:
+        """Ask all clients for their moments, pool them, and calibrate the classifier."""
+        if not self.samples or not self.head_epochs:
+            return s
+        question = Payload(grouped("model", s.model))
+        updates = yield [Task(client, "moments", question) for client in server.clients]
+        told = pooled([update.payload.group("moments") for update in updates], server.num_classes)
+        features = draw(told, self.samples, server.generator("virtual features"))
+        head = train_head(
+            unnamed(s.model, server.model).to(server.device),
+            features.to(server.device),
+            self.head_epochs,
+            self.head_batch,
+            self.head_lr,
+            server.generator("head batches"),
+            told.classes,
+        )
+        calibrated = named(head.to(torch.device("cpu")), server.model)
+        return replace(s, model={**s.model, **calibrated})
+
+    # Client half
+
+    @action
+    def moments(self, payload: Payload, client: Client) -> Payload:
+        """Send n_c, μ_c and Σ_c of every local class, at the model that will be tested."""
+        # Not `load`: the tested model has the average statistics, whatever clients keep.
+        client.model.load(payload.group("model"))
+        return Payload(grouped("moments", class_moments(client.model, client.data)._asdict()))
