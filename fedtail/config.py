@@ -57,7 +57,7 @@ class Config(BaseModel):
 
     @classmethod
     def _completed(cls, value: Any) -> Any:
-        """Refuse unknown keys; a component's table without a name stands for the default one."""
+        """Refuse unknown keys; a component's table without a name changes the default one."""
         if not isinstance(value, Mapping):
             return value
         completed = dict(value)
@@ -66,18 +66,19 @@ class Config(BaseModel):
                 raise unknown_name("key", str(key), cls.model_fields)
             default = cls.model_fields[key].default
             if isinstance(default, Component) and isinstance(item, Mapping) and "name" not in item:
-                completed[key] = {"name": default.name, **item}
+                completed[key] = {"name": default.name, **default._values(), **item}
         return completed
 
     def describe(self) -> dict[str, Any]:
         """Return the fields as plain data (what TOML and JSON hold); `None` is left out."""
-        values = {field: getattr(self, field) for field in type(self).model_fields}
-        return {key: _plain(value) for key, value in values.items() if value is not None}
+        return {key: _plain(value) for key, value in self._values().items() if value is not None}
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, checked again."""
-        fields = {field: getattr(self, field) for field in type(self).model_fields}
-        return type(self)(**{**fields, **changes})
+        return type(self)(**{**self._values(), **changes})
+
+    def _values(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in type(self).model_fields}
 
 
 class Component(Config):

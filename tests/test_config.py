@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from pydantic import Field, ValidationError
 
-from fedtail import Experiment, FedAvg, LocalTraining, Source
+from fedtail import Experiment, FedAvg, FedAvgM, LocalTraining, Source
 from fedtail.config import Component, Config, Registry
 from fedtail.data.longtail import Exponential, NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
@@ -146,6 +146,14 @@ def test_a_table_without_a_name_stands_for_the_default_component() -> None:
 def test_a_table_without_a_name_deep_inside_stands_for_the_default_component() -> None:
     made = Outer.model_validate({"inner": {"depth": 3}, "loss": {}})
     assert made == Outer(inner=Inner(depth=3), loss=BalancedSoftmax())
+
+
+def test_a_table_without_a_name_keeps_the_other_fields_of_the_default() -> None:
+    # FedAvgM's default is sgd with momentum 0.9: to change its rate is not to lose its momentum.
+    made: Method[Any] = Method.model_validate({"name": "fedavgm", "server_optimizer": {"lr": 0.5}})
+    assert made == FedAvgM(server_optimizer=ServerSGD(lr=0.5, momentum=0.9))
+    named = {"name": "fedavgm", "server_optimizer": {"name": "sgd", "lr": 0.5}}
+    assert Method.model_validate(named) == FedAvgM(server_optimizer=ServerSGD(lr=0.5))
 
 
 def test_a_name_alone_stands_for_the_component() -> None:

@@ -7,8 +7,12 @@ from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
 from fedtail.methods.crt_ib import CRTIB
+from fedtail.methods.fedadagrad import FedAdagrad
+from fedtail.methods.fedadam import FedAdam
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavgm import FedAvgM
 from fedtail.methods.fedlc import FedLC
+from fedtail.methods.fedyogi import FedYogi
 from fedtail.methods.gbme import GBME, GBMEState
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.redgrape import RedGrape
@@ -23,8 +27,12 @@ __all__ = [
     "CReFF",
     "Centralised",
     "CentralisedBSM",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedLC",
+    "FedYogi",
     "GBMEState",
     "GBMEp",
     "LocalRun",

@@ -74,7 +74,7 @@ class Adaptive(ServerOptimizer):
     m ← β₁ m + (1 − β₁) Δ, v as the optimiser has it, w ← w + η m / (√v + τ).
     """
 
-    lr: float = Field(0.1, gt=0, description="η: server rate")
+    lr: float = Field(0.03, gt=0, description="η: server rate; the paper tunes it for each task")
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁: how slowly m forgets")
     tau: float = Field(1e-3, gt=0, description="τ: the larger, the less adaptive")
 
