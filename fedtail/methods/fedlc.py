@@ -5,19 +5,28 @@ Calibration", ICML 2022.
 
 FedAvg whose clients lower each logit by τ n_c^(−1/4) before the softmax, with their own class
 counts n_c (Eq. 7). The whole method is its loss, `LogitCalibration`, which every other method can
-use as well. Nothing more is sent, and the average is tested with its raw logits.
+use as well. Nothing more is sent, and the average is tested with its raw logits. On request the
+clients also measure how far their loss moves the head away from rare classes
+(`fedtail.metrics.deviation`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 
 from fedtail.losses import LocalLoss, LogitCalibration
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.metrics.deviation import Deviation, head_deviation
+from fedtail.models.split import Output, SplitModel
+from fedtail.protocol import Payload, Server, Update
+from fedtail.training.class_gradients import linear_head
 
 
 @Method.register("fedlc")
@@ -34,6 +43,11 @@ class FedLC(FedAvg[ModelState]):
     tau: float | None = Field(
         None, ge=0, description="short for loss.tau, the strength of the margins; kept there"
     )
+    deviation: bool = Field(
+        False,
+        description="log how far the loss moves the head away from rare and from frequent classes:"
+        " one more forward pass over the local data, and five numbers more to the server",
+    )
 
     @classmethod
     def _completed(cls, value: Any) -> Any:
@@ -47,3 +61,68 @@ class FedLC(FedAvg[ModelState]):
         elif isinstance(loss, str | Mapping):
             fields["loss"] = {**({"name": loss} if isinstance(loss, str) else loss), "tau": tau}
         return super()._completed(fields)
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Return the model as it is; the deviation is defined for linear classifiers only."""
+        if self.deviation:
+            linear_head(base.classifier)
+        return base
+
+    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+        """Average, and log the deviation if it was measured."""
+        if self.deviation and updates:
+            sums = {
+                name: sum(float(update.payload.scalars[name]) for update in updates)
+                for name in ("samples", "absent_push", *SIDES, *(f"{side}_log" for side in SIDES))
+            }
+            server.log("absent_push", sums["absent_push"] / sums["samples"])
+            for side in SIDES:
+                if sums[side]:
+                    server.log(f"deviation_{side}", math.exp(sums[f"{side}_log"] / sums[side]))
+        return super().aggregate(s, updates, server)
+
+    def prepare(self, run: LocalRun) -> dict[str, float]:
+        """Measure the deviation at the received model, if asked to."""
+        return summary(self.measure(run), run) if self.deviation else {}
+
+    def measure(self, run: LocalRun) -> Deviation:
+        """Return the deviation of the received head under the local loss, in evaluation mode."""
+        features, residuals = [], []
+        run.model.eval()
+        for index in torch.split(torch.arange(len(run.client.data)), 500):
+            x, y = run.client.data.batch(index)
+            with torch.no_grad():
+                output = run.model.output(x)
+            logits = output.logits.requires_grad_()
+            loss = self.loss(Output(logits, output.features), y, run.context)
+            # The loss is a mean over the batch.
+            residuals.append(torch.autograd.grad(loss, logits)[0].cpu() * len(y))
+            features.append(output.features.cpu())
+        bias = linear_head(run.model.classifier).bias is not None
+        return head_deviation(
+            torch.cat(features), run.client.data.labels, torch.cat(residuals), bias
+        )
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Send the model, and what was measured."""
+        payload = super().reply(run)
+        return replace(payload, scalars={**payload.scalars, **run.aux})
+
+
+SIDES = ("minority", "majority")
+
+
+def summary(found: Deviation, run: LocalRun) -> dict[str, float]:
+    """Return sums over a client's rare and frequent classes, and over its samples.
+
+    Rare are the classes with fewer samples than the client's mean class. The deviation is averaged
+    by its logarithm; classes that nothing pushes, or nothing pulls, have none.
+    """
+    counts = run.client.counts[found.classes].double()
+    measured = (found.value > 0) & found.value.isfinite()
+    rare = counts < counts.mean()
+    sums: dict[str, float] = {"absent_push": found.absent * len(run.client.data)}
+    for side, classes in zip(SIDES, (rare & measured, ~rare & measured), strict=True):
+        sums[side] = int(classes.sum())
+        sums[f"{side}_log"] = float(found.value[classes].log().sum())
+    return sums

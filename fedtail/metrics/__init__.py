@@ -1,6 +1,7 @@
 """Scores, shot groups, curves and traffic."""
 
 from fedtail.metrics.curves import bytes_to, last_rounds, rounds_to, rounds_to_own
+from fedtail.metrics.deviation import Deviation, head_deviation
 from fedtail.metrics.evaluation import Evaluation
 from fedtail.metrics.groups import IndexGroups, RankGroups, ShotGroups, ThresholdGroups
 from fedtail.metrics.personal import personal_scores
@@ -9,6 +10,7 @@ from fedtail.metrics.traffic import GB, checkpoint_traffic, gigabytes, human_byt
 
 __all__ = [
     "GB",
+    "Deviation",
     "Evaluation",
     "IndexGroups",
     "RankGroups",
@@ -17,6 +19,7 @@ __all__ = [
     "bytes_to",
     "checkpoint_traffic",
     "gigabytes",
+    "head_deviation",
     "human_bytes",
     "last_rounds",
     "personal_scores",
