@@ -1,0 +1,1 @@
+"""Comparisons on real data: the protocols, and what gathers their results."""
