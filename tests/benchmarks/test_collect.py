@@ -8,10 +8,12 @@ import tomllib
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from command_line import fedtail
 
 from benchmarks.real.collect import collected, main
+from benchmarks.real.mitbih import with_rhythm
 from fedtail.errors import FedtailError
 from fedtail.experiment import make_experiment
 
@@ -54,3 +56,15 @@ def test_a_comparison_becomes_one_file(
 def test_an_unfinished_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="is the comparison finished"):
         collected(tmp_path)
+
+
+def test_a_beat_is_seen_with_its_rhythm() -> None:
+    # Patient 1's intervals are 80, 100, 100, 150: median 100. Patient 2's are 50 and 50.
+    rhythm = np.array([[80, 100], [100, 150], [50, 50]])
+    windows = with_rhythm(np.array([[100, -50]] * 3), rhythm, np.array([1, 1, 2]))
+    assert windows.shape == (3, 2, 3)
+    assert windows[0, :, 0].tolist() == [1.0, -0.5]
+    # 2 (80 / 100 - 1) = -0.4, at every step; 2 (150 / 100 - 1) = 1; a steady pulse is 0.
+    np.testing.assert_allclose(windows[0, :, 1], -0.4, rtol=1e-6)
+    np.testing.assert_allclose(windows[1, :, 2], 1.0)
+    assert not windows[2, :, 1:].any()
