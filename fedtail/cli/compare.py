@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,18 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtail.callbacks import Progress, read_records
 from fedtail.cli.describe import apply, described
 from fedtail.cli.options import EXPERIMENT, OUTPUT, Plugins, Words, with_flags
-from fedtail.cli.results import History, Line, write_results
+from fedtail.cli.results import Line, write_results
+from fedtail.cli.settle import reason, settle
 from fedtail.cli.specs import folder_name, split_spec
 from fedtail.cli.tables import make_console, show_lines
-from fedtail.errors import FedtailError, RunStopped
-from fedtail.experiment import Experiment, load_experiment, make_experiment, parse_overrides
+from fedtail.errors import FedtailError
+from fedtail.experiment import Experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
-from fedtail.folder import RunFolder
-from fedtail.loop import run
-from fedtail.plugins import first_line
 
 EXAMPLES = """Examples:
 
@@ -151,32 +147,3 @@ def carry_out(plan: Plan, out: Path, console: Console) -> list[Line]:
         # What every run refuses is wrong input to the command itself.
         raise FedtailError(refusals.pop())
     return lines
-
-
-def reason(error: Exception) -> str:
-    """Return why a run failed; for a bug in a method, with its place in the file."""
-    if isinstance(error, FedtailError | RunStopped):
-        return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
-
-
-def settle(experiment: Experiment, path: Path, console: Console) -> History:
-    """Return the history of a run, after doing what is left of it."""
-    folder = RunFolder(path)
-    started = folder.experiment.exists()
-    if started and not same(make_experiment(load_experiment(folder.experiment)), experiment):
-        raise FedtailError("its folder holds a run with other settings; choose another --out")
-    if folder.finished:
-        console.print(f"{experiment.title}: done already", markup=False, highlight=False)
-    else:
-        run(experiment, out=path, resume=started, callbacks=[Progress(console)])
-    records = read_records(folder.metrics)
-    if not records:
-        raise FedtailError(f"'{folder.metrics}' holds no round; remove '{path}' to run it again")
-    return records
-
-
-def same(one: Experiment, other: Experiment) -> bool:
-    """Whether two experiments compute the same: the number of workers changes no bit."""
-    return one.but(workers=0) == other.but(workers=0)

@@ -52,7 +52,7 @@ def test_methods_and_seeds_become_one_table_and_two_files() -> None:
 def test_the_same_command_runs_nothing_again(here: Path) -> None:
     first = fedtail(*TWO)
     before = files(here / "out")
-    with patch("fedtail.cli.compare.run", side_effect=AssertionError("run again")):
+    with patch("fedtail.cli.settle.run", side_effect=AssertionError("run again")):
         again = fedtail(*TWO)
     assert again.code == 0
     assert again.out.count("done already") == 2
