@@ -4,6 +4,7 @@ from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
+from fedtail.methods.climb import CLIMB
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
 from fedtail.methods.crt_ib import CRTIB
@@ -15,14 +16,19 @@ from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fedyogi import FedYogi
 from fedtail.methods.gbme import GBME, GBMEState
 from fedtail.methods.gbme_p import GBMEp
+from fedtail.methods.ifca import IFCA
+from fedtail.methods.local_only import LocalOnly
+from fedtail.methods.per_fedavg import PerFedAvg
 from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [
     "CCVR",
+    "CLIMB",
     "CRTCB",
     "CRTIB",
     "GBME",
+    "IFCA",
     "BalanceFL",
     "CReFF",
     "Centralised",
@@ -35,9 +41,11 @@ __all__ = [
     "FedYogi",
     "GBMEState",
     "GBMEp",
+    "LocalOnly",
     "LocalRun",
     "Method",
     "ModelState",
+    "PerFedAvg",
     "RedGrape",
     "TauNorm",
     "action",

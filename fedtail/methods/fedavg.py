@@ -201,18 +201,22 @@ class FedAvg(Method[M], Generic[M]):
 
     def start(self, payload: Payload, client: Client) -> LocalRun:
         """Return the local run, with a new optimiser and what `prepare` makes."""
-        told = payload.tensors.get("prior/counts")
-        context = LossContext(
-            counts=client.counts.to(client.device, torch.float32),
-            prior=self.prior.counts(told, client).to(client.device),
-            round=client.round,
-            rounds=client.rounds,
-        )
+        context = self.context(payload, client)
         trained = [p for p in client.model.parameters() if p.requires_grad]
         optimizer = self.local.make_optimizer(trained, client.round, client.rounds)
         run = LocalRun(client, payload, client.model, context, optimizer)
         run.aux = self.prepare(run)
         return run
+
+    def context(self, payload: Payload, client: Client) -> LossContext:
+        """Return what the loss may know beside the batch."""
+        told = payload.tensors.get("prior/counts")
+        return LossContext(
+            counts=client.counts.to(client.device, torch.float32),
+            prior=self.prior.counts(told, client).to(client.device),
+            round=client.round,
+            rounds=client.rounds,
+        )
 
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         """One batch: loss, gradient, clipping, optimiser, with the hooks between."""

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from fedtail import (
     IID,
@@ -114,8 +115,6 @@ def test_it_says_that_data_leave_the_clients() -> None:
 
 
 def test_it_stands_beside_the_others_in_a_comparison(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
     out = tmp_path / "both"
     words = ["compare", "--method", "fedavg", "--method", "centralised", "--rounds", "1"]
     result = CliRunner().invoke(app, [*words, "--per-round", "4", "--out", str(out)])
