@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from benchmarks.figures.common import (
@@ -103,6 +104,7 @@ def draw(numbers: Plain) -> Figure:
     axes.plot([], [], color=(0.9, 0.35, 0.1), lw=1, label="a class, rarest (seed 0)")
     axes.plot(rounds, means, color="black", lw=2, label="mean of classes and seeds")
     axes.set(xlabel="round", ylabel="gradient dissimilarity", ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
     return figure
