@@ -1,0 +1,85 @@
+"""The server app and the client app behind ``fedtail run --engine flower`` and ``--engine ray``.
+
+Both are told by the run's configuration where the description of the experiment is, and make
+everything else from it, as an embedded run does. All processes are on one machine (or one Ray
+cluster) and see the same files; a federation of machines has an app of its own (see `new`).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedtail.callbacks import Callback
+from fedtail.engines.flower.crew import FlowerCrew, Terms
+from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.roster import Roster
+from fedtail.engines.flower.store import Files
+from fedtail.engines.flower.worker import serve
+from fedtail.engines.workplace import numerics
+from fedtail.experiment import load_experiment, make_experiment
+from fedtail.folder import RunFolder
+from fedtail.loop import Loop, own_callbacks
+from fedtail.plugins import load_plugins
+from fedtail.setting import Setting, prepare
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def serve_run(grid: Grid, context: Context) -> None:
+    """Run the loop, and leave word of how it ended."""
+    config = context.run_config
+    folder = RunFolder(Path(str(config["out"])))
+    desk = Desk(folder.path)
+    with desk.attended():
+        run_loop(grid, folder, desk, config)
+
+
+def run_loop(grid: Grid, folder: RunFolder, desk: Desk, config: Any) -> None:
+    """Run all rounds that are left."""
+    setting = described(str(folder.experiment))
+    experiment = setting.experiment
+    with numerics(experiment.threads), ExitStack() as stack:
+        watchers: list[Callback] = own_callbacks(experiment, folder)
+        for watcher in watchers:
+            stack.callback(watcher.close)
+        roster = Roster(grid, int(config["nodes"]), float(config["join"]), warn=desk.warn)
+        roster.assemble(float(config["join"]))
+        terms = Terms(
+            run=folder.path.name,
+            deadline=float(config["deadline"]),
+            threads=experiment.threads,
+            checkpoint_every=experiment.checkpoint_every,
+        )
+        crew = FlowerCrew(grid, roster, terms, setting.workplace(), desk.journal)
+        Loop(setting, Flower(crew), folder, watchers).run(bool(config["resume"]))
+
+
+@client_app.query("hello")
+@client_app.train()
+def answer(message: Message, context: Context) -> Message:
+    """Do the tasks of one message."""
+    folder = RunFolder(Path(str(context.run_config["out"])))
+    return serve(
+        message,
+        context,
+        lambda notes: described(str(folder.experiment)).workplace(),
+        Files(folder.path / "clients"),
+    )
+
+
+@cache  # a simulated client lives as long as its process, and so does its data
+def described(path: str) -> Setting:
+    """Return the real things behind the description in a file."""
+    plain = load_experiment(Path(path))
+    load_plugins(plain.get("plugins", []))
+    return prepare(make_experiment(plain))

@@ -1,0 +1,217 @@
+"""A crew whose hands are Flower nodes: jobs go out as messages, and come back or do not.
+
+The engine above it is the embedded one: turns, the refusal of bad updates and the clients' states
+are the same code. What it keeps as a client's state is here only the number of a version; the state
+itself never leaves the client (see `store`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.flower.bridge import to_records, wire_bytes
+from fedtail.engines.flower.post import Answer, NodeId, ask
+from fedtail.engines.flower.roster import Roster
+from fedtail.engines.workplace import Workplace
+from fedtail.metrics import Evaluation
+from fedtail.protocol import ClientId, Payload, Tensors
+
+VERSION = "flower/version"
+Jobs = list[tuple[int, Job]]  # each with its place among all jobs of the wave
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What both sides have to know of a run.
+
+    Attributes
+    ----------
+    run
+        What tells this run's client states from those of others; kept when it is resumed.
+    deadline
+        Seconds that an exchange may take; who has not answered by then is left out.
+    threads
+        Threads of a client, as in the experiment.
+    checkpoint_every
+        After how many rounds the server can go back; clients keep what that needs.
+    method
+        The method as plain data, for clients that have no description of their own.
+    kind
+        The type of the messages.
+    """
+
+    run: str
+    deadline: float = 600.0
+    threads: int = 1
+    checkpoint_every: int = 1
+    method: Mapping[str, Any] | None = None
+    kind: str = "train"
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class FlowerCrew:
+    """Does jobs on the nodes of a Flower federation, and tests models in this process.
+
+    Attributes
+    ----------
+    journal
+        A file that gets one JSON object an exchange: who was asked, who answered, who failed and
+        why, bytes counted and bytes on the wire.
+    """
+
+    grid: Grid
+    roster: Roster
+    terms: Terms
+    place: Workplace
+    journal: Path | None = None
+    newest: int = 0
+    ordered: dict[ClientId, int] = field(default_factory=dict)
+    bases: dict[ClientId, tuple[int, int]] = field(default_factory=dict)
+    lost: dict[ClientId, int] = field(default_factory=dict)
+
+    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        """Do the jobs; the results are in the order of the jobs."""
+        began = time.perf_counter()
+        online = self.roster.refresh()
+        sent: dict[NodeId, Jobs] = {}
+        done: dict[int, Done] = {}
+        for number, job in enumerate(jobs):
+            node = online.get(self.roster.partition(job.task.client))
+            if node is None:
+                done[number] = Done(None, job.state, "its node is offline")
+            else:
+                sent.setdefault(node, []).append((number, job))
+        contents = {node: self.message(held) for node, held in sent.items()}
+        round = jobs[0].clock.round if jobs else 0
+        answers = ask(self.grid, self.terms.kind, contents, self.terms.deadline, str(round))
+        for node, held in sent.items():
+            done.update(zip((n for n, _ in held), self.results(held, answers[node]), strict=True))
+        ordered = [done[number] for number in range(len(jobs))]
+        self.note(jobs, ordered, contents, answers, time.perf_counter() - began)
+        return ordered
+
+    def evaluate(self, tensors: Tensors) -> Evaluation:
+        """Test a model on the whole test set."""
+        return Solo(self.place).evaluate(tensors)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def message(self, jobs: Jobs) -> RecordDict:
+        """Return the message for one node; payloads that several jobs share are in it once."""
+        slots: dict[int, int] = {}
+        payloads: list[Payload] = []
+        orders = []
+        for _, job in jobs:
+            payload = job.task.payload
+            if id(payload) not in slots:
+                slots[id(payload)] = len(payloads)
+                payloads.append(payload)
+            orders.append(self.order(job, slots[id(payload)]))
+        terms = self.terms
+        notes = {"kind": "work", "run": terms.run, "threads": terms.threads, "jobs": orders}
+        told = {} if terms.method is None else {"method": dict(terms.method)}
+        return to_records(payloads, {**notes, **told, **terms.more})
+
+    def order(self, job: Job, slot: int) -> dict[str, Any]:
+        """Return what a client is told of one job."""
+        client, since = job.task.client, version(job.state)
+        if self.lost.get(client) == since:
+            since = 0
+        self.newest = max(self.newest, since) + 1
+        clock = job.clock
+        # The client goes back to the version of the last checkpoint if the run is resumed from it.
+        saved = (clock.round - 1) // self.terms.checkpoint_every
+        base = self.bases.get(client)
+        if base is None or base[0] != saved:
+            base = self.bases[client] = (saved, since)
+        self.ordered[client] = self.newest
+        return {
+            "client": client,
+            "action": job.task.action,
+            "payload": slot,
+            "clock": [clock.round, clock.rounds, clock.turn],
+            "since": since,
+            "version": self.newest,
+            "keep": sorted({base[1], since}),
+        }
+
+    def results(self, held: Jobs, answer: Answer) -> Iterator[Done]:
+        """Give what came of one node's jobs, in their order."""
+        outcomes: list[dict[str, Any]] = answer.notes.get("outcomes", [])
+        good = sum("version" in outcome for outcome in outcomes)
+        reason = answer.reason
+        if not reason and (len(outcomes) != len(held) or good != len(answer.payloads)):
+            reason = "its node sent another number of answers than it was given tasks"
+        if reason:
+            yield from (Done(None, job.state, reason) for _, job in held)
+            return
+        payloads = iter(answer.payloads)
+        for (_, job), outcome in zip(held, outcomes, strict=True):
+            payload = next(payloads) if "version" in outcome else None
+            yield self.result(job, payload, outcome)
+
+    def result(self, job: Job, payload: Payload | None, outcome: Mapping[str, Any]) -> Done:
+        """Return what came of one job; the client must have kept the version it was told to."""
+        client = job.task.client
+        if payload is None:
+            if outcome.get("lost"):
+                self.lost[client] = version(job.state)
+            return Done(None, job.state, str(outcome.get("reason", "it gave no reason")))
+        kept = outcome["version"]
+        if kept not in (0, self.ordered[client]):
+            return Done(None, job.state, f"kept version {kept}, not {self.ordered[client]}")
+        return Done(payload, reference(kept))
+
+    def note(
+        self,
+        jobs: Sequence[Job],
+        done: Sequence[Done],
+        contents: Mapping[NodeId, RecordDict],
+        answers: Mapping[NodeId, Answer],
+        seconds: float,
+    ) -> None:
+        """Write the exchange into the journal."""
+        if self.journal is None or not jobs:
+            return
+        pairs = list(zip(jobs, done, strict=True))
+        line = {
+            "time": time.time(),
+            "round": jobs[0].clock.round,
+            "turn": jobs[0].clock.turn,
+            "actions": sorted({job.task.action for job in jobs}),
+            "replied": sorted(j.task.client for j, d in pairs if d.payload is not None),
+            "failed": [
+                {"client": j.task.client, "reason": d.reason} for j, d in pairs if d.payload is None
+            ],
+            "nodes": len(contents),
+            "bytes_down": sum(job.task.payload.nbytes for job in jobs),
+            "bytes_up": sum(d.payload.nbytes for d in done if d.payload is not None),
+            "wire_down": sum(wire_bytes(content) for content in contents.values()),
+            "wire_up": sum(answer.wire for answer in answers.values()),
+            "seconds": seconds,
+        }
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def version(state: Mapping[str, Tensor]) -> int:
+    """Return the number of the version that a client's state is."""
+    return int(state[VERSION]) if state else 0
+
+
+def reference(number: int) -> dict[str, Tensor]:
+    """Return what the server keeps of a client's state: the number of its version."""
+    return {VERSION: torch.tensor(number)} if number else {}

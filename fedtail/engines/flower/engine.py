@@ -1,0 +1,21 @@
+"""The Flower engine: the embedded one, with the nodes of a federation for a crew."""
+
+from __future__ import annotations
+
+from fedtail.engines.embedded import Embedded
+from fedtail.engines.flower.crew import FlowerCrew
+
+
+class Flower(Embedded):
+    """Carries tasks to the nodes of a Flower federation and updates back.
+
+    Turns, random streams, the refusal of bad updates and the order of good ones are those of the
+    embedded engine, so the bits are, too. A client's state stays on its machine; what stands in
+    `states` and in checkpoints is the number of its version.
+    """
+
+    crew: FlowerCrew
+
+    def __init__(self, crew: FlowerCrew) -> None:
+        super().__init__(crew.place)
+        self.crew = crew

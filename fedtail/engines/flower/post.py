@@ -1,0 +1,108 @@
+"""Sending messages and waiting for the answers, never longer than agreed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedtail.engines.flower.bridge import from_records, wire_bytes
+from fedtail.errors import FedtailError
+from fedtail.protocol import Payload
+
+NodeId = int
+POLL = 0.2
+"""Seconds between two looks; Flower's own `send_and_receive` looks every three."""
+MARGIN = 60.0
+"""Seconds that a message stays valid beyond the time that its answer is waited for."""
+
+WORDS = {
+    1: "its client app could not be loaded (see its SuperNode's log)",
+    2: "its client app failed outside of fedtail (see its SuperNode's log)",
+    3: "the message expired, or its node is unknown",
+    4: "its answer was lost",
+    5: "its node went offline",
+    7: "its node refused the app (see its SuperNode's log)",
+    8: "its client app was killed",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came from one node: payloads and notes, or the reason why not."""
+
+    payloads: list[Payload]
+    notes: dict[str, Any]
+    wire: int = 0
+    reason: str = ""
+
+
+def ask(
+    grid: Grid, kind: str, contents: Mapping[NodeId, RecordDict], seconds: float, group: str = ""
+) -> dict[NodeId, Answer]:
+    """Send each node its message and return what each one answered in time.
+
+    Parameters
+    ----------
+    grid
+        Flower's door to the nodes.
+    kind
+        The type of the messages, such as ``train``.
+    contents
+        What each node is sent.
+    seconds
+        How long to wait for all answers together.
+    group
+        What Flower's own log calls these messages.
+    """
+    until = time.monotonic() + seconds
+    nodes = list(contents)
+    messages = [
+        Message(contents[node], node, kind, ttl=seconds + MARGIN, group_id=group) for node in nodes
+    ]
+    ids = list(grid.push_messages(messages))
+    waiting = {sent: node for node, sent in zip(nodes, ids, strict=False) if sent}
+    answers = {
+        node: failed("the message could not be sent")
+        for node in nodes
+        if node not in waiting.values()
+    }
+    while waiting:
+        late = time.monotonic() > until  # asked first: there is always one look after the deadline
+        for reply in grid.pull_messages(list(waiting)):
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                answers[node] = read(reply)
+        if late:
+            break
+        time.sleep(POLL if waiting else 0)
+    for node in waiting.values():
+        answers[node] = failed(f"no answer within {seconds:.0f} s")
+    return {node: answers[node] for node in nodes}
+
+
+def read(reply: Message) -> Answer:
+    """Return what a reply says; an error of Flower's becomes a reason."""
+    if reply.has_error():
+        return failed(explained(reply.error.code))
+    try:
+        payloads, notes = from_records(reply.content)
+    except FedtailError as error:
+        return failed(str(error))
+    if notes.get("kind") == "failed":
+        return failed(str(notes["reason"]))
+    return Answer(payloads, notes, wire_bytes(reply.content))
+
+
+def failed(reason: str) -> Answer:
+    """Return the answer of a node that did not answer."""
+    return Answer([], {}, reason=reason)
+
+
+def explained(code: int) -> str:
+    """Put Flower's error codes into words; its texts repeat exceptions, and are left out."""
+    return WORDS.get(code, f"Flower error {code}")

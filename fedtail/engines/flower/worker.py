@@ -1,0 +1,116 @@
+"""The client half of the engine: a message comes in, its tasks are done, the answer goes out.
+
+Nothing that goes wrong here ends the process or leaves it as text: a failed task is an answer, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+
+from fedtail.engines.flower.bridge import from_records, to_records
+from fedtail.engines.flower.speech import PublicError, scrubbed
+from fedtail.engines.flower.store import StateLost, Store, open_store
+from fedtail.engines.workplace import Clock, Workplace, numerics
+from fedtail.protocol import Payload, Task
+from fedtail.version import __version__
+
+Notes = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    message: Message,
+    context: Context,
+    workplace: Callable[[Notes], Workplace],
+    store: Store | None = None,
+) -> Message:
+    """Answer one message of the server.
+
+    Parameters
+    ----------
+    message, context
+        What Flower gives a function of a client app.
+    workplace
+        Makes the place where tasks are done, from the notes of the message.
+    store
+        Where states are kept; by default as `open_store` says.
+    """
+    try:
+        payloads, notes = from_records(message.content)
+        if notes["kind"] == "hello":
+            content = to_records([], introduction(context))
+        else:
+            kept = open_store(context, str(notes["run"])) if store is None else store
+            shift = Shift(workplace(notes), kept, payloads)
+            with numerics(notes["threads"]):
+                content = to_records(*shift.work(notes["jobs"]))
+    except Exception as error:  # whatever it is, the server hears of it and goes on
+        complain(error)
+        content = to_records([], {"kind": "failed", "reason": scrubbed(error)})
+    return Message(content, reply_to=message)
+
+
+def introduction(context: Context) -> Notes:
+    """Say which partition this node holds, and with which versions it computes."""
+    partition = context.node_config.get("partition-id")
+    if not isinstance(partition, int) or partition < 0:
+        raise PublicError(
+            "has no partition-id: start its SuperNode with --node-config 'partition-id=0', 1, ..."
+        )
+    return {
+        "kind": "hello",
+        "partition": partition,
+        "versions": {"fedtail": __version__, "torch": torch.__version__},
+    }
+
+
+def complain(error: Exception) -> None:
+    """Put the whole error into this client's own log, which Flower makes of standard error."""
+    logger.error("a task failed", exc_info=error)
+    sys.stderr.flush()
+
+
+@dataclass
+class Shift:
+    """The tasks of one message, done one after the other."""
+
+    place: Workplace
+    store: Store
+    payloads: list[Payload]
+
+    def work(self, jobs: list[Notes]) -> tuple[list[Payload], Notes]:
+        """Do all jobs; a client's new state is kept before its answer leaves."""
+        began = time.perf_counter()
+        done = [self._one(job) for job in jobs]
+        answers = [payload for payload, _ in done if payload is not None]
+        outcomes = [outcome for _, outcome in done]
+        return answers, {
+            "kind": "done",
+            "outcomes": outcomes,
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _one(self, job: Notes) -> tuple[Payload | None, Notes]:
+        client, since = int(job["client"]), int(job["since"])
+        try:
+            state = dict(self.store.load(client, since))
+            task = Task(client, job["action"], self.payloads[job["payload"]])
+            answer = self.place.perform(task, state, Clock(*job["clock"]))
+            # An empty state is kept only where it replaces one: the client has forgotten it.
+            version = job["version"] if state or since else 0
+            if version:
+                self.store.save(client, version, state, job["keep"])
+        except StateLost as error:
+            return None, {"reason": str(error), "lost": True}
+        except Exception as error:  # a client may fail in any way, and the round goes on
+            complain(error)
+            return None, {"reason": scrubbed(error)}
+        return answer, {"version": version}

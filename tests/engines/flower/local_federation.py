@@ -1,0 +1,78 @@
+"""A whole federation in this process: the server's loop, the messages and the client apps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from local_grid import LocalGrid
+
+from fedtail import Experiment
+from fedtail.callbacks import Callback
+from fedtail.engines.flower.crew import FlowerCrew, Terms
+from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.roster import Roster
+from fedtail.engines.flower.worker import serve
+from fedtail.engines.workplace import Workplace
+from fedtail.folder import RunFolder
+from fedtail.loop import Loop, Result, own_callbacks
+from fedtail.setting import prepare
+
+
+def app_for(place: Workplace) -> ClientApp:
+    """Return a client app that works in a place of its own."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        return serve(message, context, lambda notes: place)
+
+    app.train()(answer)
+    app.query("hello")(answer)
+    return app
+
+
+@dataclass
+class Federation:
+    """One experiment on a grid."""
+
+    experiment: Experiment
+    grid: LocalGrid
+    nodes: int
+    deadline: float = 60.0
+    journal: Path | None = None
+    warnings: list[str] | None = None
+
+    def engine(self) -> Flower:
+        setting = prepare(self.experiment)
+        warn = print if self.warnings is None else self.warnings.append
+        roster = Roster(self.grid, self.nodes, seconds=self.deadline, warn=warn)
+        terms = Terms("r1", self.deadline, checkpoint_every=self.experiment.checkpoint_every)
+        return Flower(FlowerCrew(self.grid, roster, terms, setting.workplace(), self.journal))
+
+    def run(
+        self,
+        out: Path | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        folder = None if out is None else RunFolder(out)
+        watchers = [*own_callbacks(self.experiment, folder), *callbacks]
+        try:
+            return Loop(prepare(self.experiment), self.engine(), folder, watchers).run(resume)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+
+
+def federation(
+    experiment: Experiment, nodes: int = 3, node_config: dict[str, Any] | None = None, **fields: Any
+) -> Federation:
+    """Return a federation whose clients share nothing with the server but the description."""
+    place = copy.deepcopy(prepare(experiment).workplace())
+    grid = LocalGrid(app_for(place), nodes, **(node_config or {}))
+    return Federation(experiment, grid, nodes, **fields)
