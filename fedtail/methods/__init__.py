@@ -13,6 +13,8 @@ from fedtail.methods.fedadam import FedAdam
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedavgm import FedAvgM
 from fedtail.methods.fedlc import FedLC
+from fedtail.methods.fednova import FedNova
+from fedtail.methods.fedprox import FedProx
 from fedtail.methods.fedyogi import FedYogi
 from fedtail.methods.gbme import GBME, GBMEState
 from fedtail.methods.gbme_p import GBMEp
@@ -20,6 +22,7 @@ from fedtail.methods.ifca import IFCA
 from fedtail.methods.local_only import LocalOnly
 from fedtail.methods.per_fedavg import PerFedAvg
 from fedtail.methods.redgrape import RedGrape
+from fedtail.methods.scaffold import Scaffold
 from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [
@@ -38,6 +41,8 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedLC",
+    "FedNova",
+    "FedProx",
     "FedYogi",
     "GBMEState",
     "GBMEp",
@@ -47,6 +52,7 @@ __all__ = [
     "ModelState",
     "PerFedAvg",
     "RedGrape",
+    "Scaffold",
     "TauNorm",
     "action",
 ]

@@ -132,12 +132,18 @@ class FedAvg(Method[M], Generic[M]):
         weights = self.weights(s, updates, server)
         if not sum(weights):
             return s
+        return self.server_step(s, self.average(updates, weights, server), server)
+
+    def average(
+        self, updates: list[Update], weights: list[float], server: Server
+    ) -> dict[str, Tensor]:
+        """Return Σ p_k w_k / Σ p_k, and the buffers that the field says."""
         mean = weighted_mean([update.payload.group("model") for update in updates], weights)
-        if self.buffers == "first":
-            parameters = server.model.parameter_names()
-            first = updates[0].payload.group("model")
-            mean = {name: mean[name] if name in parameters else first[name] for name in mean}
-        return self.server_step(s, mean, server)
+        if self.buffers != "first":
+            return mean
+        parameters = server.model.parameter_names()
+        first = updates[0].payload.group("model")
+        return {name: mean[name] if name in parameters else first[name] for name in mean}
 
     def weights(self, s: M, updates: list[Update], server: Server) -> list[float]:
         """Return p_k of each update, up to a factor: n_k, the number of its samples."""

@@ -1,0 +1,156 @@
+"""SCAFFOLD.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning", ICML 2020.
+
+Every client keeps a control variate c_k, an estimate of its own gradient, and the server the mean c
+of all of them. A local step takes g − c_k + c (Algorithm 1, line 10): what is peculiar to the
+client is replaced by what is common to all, so that local steps do not drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedtail.methods.base import Method
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Payload, Server, Tensors, Update, grouped
+from fedtail.training import weighted_mean
+from fedtail.training.effective_steps import effective_steps, only_sgd
+
+
+@dataclass(frozen=True)
+class ScaffoldState(ModelState):
+    """What the server keeps.
+
+    Attributes
+    ----------
+    control
+        c, one tensor for each trained parameter.
+    """
+
+    control: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A client's control variates in one task, on its device.
+
+    Attributes
+    ----------
+    start
+        x, the received parameters.
+    own
+        c_k, zero before the client's first task.
+    shift
+        c − c_k, what is added to every gradient.
+    """
+
+    start: dict[str, Tensor]
+    own: dict[str, Tensor]
+    shift: dict[str, Tensor]
+
+
+@Method.register("scaffold")
+class Scaffold(FedAvg[ScaffoldState]):
+    """Corrects every local step by the difference of the global and the client's own gradient."""
+
+    family: ClassVar[str] = "drift"
+    paper: ClassVar[str] = (
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, "
+        "ICML 2020"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("clients that keep a state", "local SGD")
+    traffic: ClassVar[str] = "the control variate, as large as the parameters, both ways"
+
+    weighted: bool = Field(
+        False,
+        description="weigh clients by samples, in both means, as FedAvg does; the paper does not",
+    )
+
+    @model_validator(mode="after")
+    def _linear(self) -> Self:
+        only_sgd(self.name, self.local)
+        return self
+
+    # Server half
+
+    def init(self, model: SplitModel, server: Server) -> ScaffoldState:
+        """Start with c = 0."""
+        control = {
+            name: torch.zeros(parameter.shape) for name, parameter in model.trainable().items()
+        }
+        return ScaffoldState(model.tensors(), control=control)
+
+    def broadcast(self, s: ScaffoldState, server: Server) -> Payload:
+        """Send x and c."""
+        sent = super().broadcast(s, server)
+        return replace(sent, tensors={**sent.tensors, **grouped("control", s.control)})
+
+    def weights(self, s: ScaffoldState, updates: list[Update], server: Server) -> list[float]:
+        """Return 1 for every client that has samples, or how many it has."""
+        samples = super().weights(s, updates, server)
+        return samples if self.weighted else [float(n > 0) for n in samples]
+
+    def aggregate(self, s: ScaffoldState, updates: list[Update], server: Server) -> ScaffoldState:
+        """X ← x + η_g mean(y_k − x), c ← c + (S/K) mean(c_k⁺ − c_k) (lines 16 and 17)."""
+        weights = self.weights(s, updates, server)
+        if not sum(weights):
+            return s
+        change = weighted_mean([update.payload.group("control") for update in updates], weights)
+        share = sum(weight > 0 for weight in weights) / len(server.clients)
+        control = {name: c + share * change[name] for name, c in s.control.items()}
+        server.log("control_norm", norm(control))
+        server.log("control_change", norm(change))
+        return replace(super().aggregate(s, updates, server), control=control)
+
+    # Client half
+
+    def prepare(self, run: LocalRun) -> Control:
+        """Take c from the message and c_k from the client's own state."""
+        device, c = run.client.device, run.payload.group("control")
+        start = {name: p.detach().clone() for name, p in run.model.trainable().items()}
+        own = {
+            name: run.client.state.get(f"control/{name}", torch.zeros(x.shape)).to(device)
+            for name, x in start.items()
+        }
+        return Control(start, own, {name: c[name].to(device) - own[name] for name in start})
+
+    def after_backward(self, run: LocalRun) -> None:
+        """G ← g − c_k + c, before clipping (line 10)."""
+        for name, parameter in run.model.trainable().items():
+            if parameter.grad is not None:
+                parameter.grad.add_(run.aux.shift[name])
+
+    def reply(self, run: LocalRun) -> Payload:
+        """c_k⁺ = c_k − c + (x − y) / (Q η) (line 12, option II); send y and c_k⁺ − c_k.
+
+        With momentum, Q is what FedNova puts in its place.
+        """
+        aux: Control = run.aux
+        sent = super().reply(run)
+        q = effective_steps(run.steps, self.local.momentum, self.local.nesterov)
+        reach = q * self.local.rate(run.client.round, run.client.rounds)
+        change = {name: torch.zeros(x.shape) for name, x in aux.start.items()}
+        if reach:
+            for name, y in run.model.trainable().items():
+                new = (aux.start[name] - y.detach()) / reach - aux.shift[name]
+                change[name] = (new - aux.own[name]).cpu()
+                run.client.state[f"control/{name}"] = new.cpu()
+        return replace(
+            sent,
+            tensors={**sent.tensors, **grouped("control", change)},
+            summable=frozenset({"model", "control"}) if self.weighted else frozenset(),
+        )
+
+
+def norm(tensors: Tensors) -> float:
+    """Return the Euclidean norm of all numbers together, whatever the order of the names."""
+    return math.sqrt(sum(float(tensors[name].double().square().sum()) for name in sorted(tensors)))
