@@ -48,22 +48,30 @@ def facts(cls: type[Method[Any]]) -> dict[str, Any]:
     }
 
 
-def parameters(cls: type[Config], prefix: str = "") -> list[dict[str, Any]]:
-    """Return the hyper-parameters, with those of the parts inside them."""
+def parameters(
+    cls: type[Config], prefix: str = "", values: Config | None = None
+) -> list[dict[str, Any]]:
+    """Return the hyper-parameters, with those of the parts inside them.
+
+    Parameters
+    ----------
+    values
+        What stands for the defaults, where a part is not the one that its class makes.
+    """
     found = []
     for name, field in cls.model_fields.items():
-        default = field.default
-        if isinstance(default, Config) and not isinstance(default, Component):
-            found += parameters(type(default), f"{prefix}{name}.")
-            continue
-        found.append(
-            {
-                "name": f"{prefix}{name}",
-                "default": default.name if isinstance(default, Component) else default,
-                "choices": choices(field.annotation),
-                "meaning": field.description,
-            }
-        )
+        default = field.default if values is None else getattr(values, name)
+        if isinstance(default, Component) or not isinstance(default, Config):
+            found.append(
+                {
+                    "name": f"{prefix}{name}",
+                    "default": default.name if isinstance(default, Component) else default,
+                    "choices": choices(field.annotation),
+                    "meaning": field.description,
+                }
+            )
+        if isinstance(default, Config):
+            found += parameters(type(default), f"{prefix}{name}.", default)
     return found
 
 
@@ -104,7 +112,7 @@ def show_one(cls: type[Method[Any]]) -> None:
     table.add_column("default", no_wrap=True)
     table.add_column("meaning")
     for row in parameters(cls):
-        default = "-" if row["default"] is None else str(row["default"])
+        default = _shown(row["default"])
         known = f" (one of: {', '.join(row['choices'])})" if row["choices"] else ""
         table.add_row(*map(escape, (f"method.{row['name']}", default, f"{row['meaning']}{known}")))
     console.print(table)
@@ -114,6 +122,12 @@ def show_one(cls: type[Method[Any]]) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "-" if default is None else str(default)
 
 
 def _first_line(cls: type) -> str:

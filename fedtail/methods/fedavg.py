@@ -64,6 +64,8 @@ class LocalRun:
         Whatever `prepare` of the method made.
     steps
         Batches done so far.
+    index
+        Which of the client's samples are in the batch.
     """
 
     client: Client
@@ -73,6 +75,7 @@ class LocalRun:
     optimizer: torch.optim.Optimizer
     aux: Any = None
     steps: int = 0
+    index: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 M = TypeVar("M", bound=ModelState)
@@ -184,6 +187,7 @@ class FedAvg(Method[M], Generic[M]):
         run.model.train()
         for index in self.local.batches(self.sampler, client.data.labels, generator, bool(norms)):
             x, y = client.data.batch(index, augmentation)
+            run.index = index
             with normalisable(norms, len(y)):
                 self.step(run, x, y)
             run.steps += 1

@@ -171,17 +171,17 @@ class SplitModel(nn.Module):
         """Return the BatchNorm layers: those whose running statistics move in training."""
         return [layer for layer in self.modules() if isinstance(layer, _BatchNorm)]
 
-    def with_head(self, name: str) -> Self:
-        """Return a copy with a second, freshly initialised classifier of the same shape.
+    def with_head(self, name: str, head: nn.Module | None = None) -> Self:
+        """Return a copy with a second head: a freshly initialised classifier of the same shape.
 
         Its tensors stand beside the module's as ``<name>.weight`` and ``<name>.bias``; it is called
-        as ``model.extra_heads[name](features)``.
+        as ``model.extra_heads[name](features)``. A head of another kind can be given.
         """
         taken = {*self.extra_heads, *(child for child, _ in self.module.named_children())}
         if name in taken or not name.isidentifier() or hasattr(self.extra_heads, name):
             raise FedtailError(f"a second head cannot be called '{name}': take a new, plain name")
         model = copy.deepcopy(self)
-        model.extra_heads[name] = reset(copy.deepcopy(model.classifier))
+        model.extra_heads[name] = reset(copy.deepcopy(model.classifier)) if head is None else head
         return model
 
     def check(self, x: Tensor, num_classes: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import PLUGIN, fedtail
 
-from fedtail.methods import Method
+from fedtail.methods import FedAvgM, Method
 from fedtail.version import __version__
 
 
@@ -57,12 +57,37 @@ def test_methods_are_listed_for_people_and_programs() -> None:
 def test_one_method_shows_its_fields_choices_and_paper() -> None:
     shown = fedtail("methods", "fedavg").out
     assert "AISTATS 2017" in shown
-    assert "method.local.lr            0.05           learning rate" in shown
-    assert "class_balanced, shuffled" in shown
+    assert ["method.local.lr", "0.05", "learning", "rate"] in [
+        line.split() for line in shown.splitlines()
+    ]
+    assert "class_balanced, shuffled" in " ".join(shown.split())
     (facts,) = json.loads(fedtail("methods", "fedavg", "--json").out)
     loss = next(each for each in facts["parameters"] if each["name"] == "loss")
     assert loss["default"] == "cross_entropy"
     assert {"balanced_softmax", "cross_entropy"} <= set(loss["choices"])
+
+
+def test_one_method_shows_the_fields_of_its_parts_and_of_theirs() -> None:
+    (facts,) = json.loads(fedtail("methods", "ride", "--json").out)
+    defaults = {each["name"]: each["default"] for each in facts["parameters"]}
+    assert defaults["loss"] == "ride"
+    assert defaults["loss.diversity"] == 0.45
+    assert defaults["loss.base"] == "ldam"
+    assert defaults["loss.base.drw_start"] == 2 / 3
+    rows = [line.split()[:2] for line in fedtail("methods", "ride").out.splitlines()]
+    assert ["method.loss.base.drw_start", "0.666667"] in rows
+
+
+def test_the_fields_of_a_part_have_the_values_that_the_method_gives_it() -> None:
+    # FedAvgM's part is the one of FedAvg, made with momentum.
+    (facts,) = json.loads(fedtail("methods", "fedavgm", "--json").out)
+    defaults = {each["name"]: each["default"] for each in facts["parameters"]}
+    assert defaults["server_optimizer"] == "sgd"
+    assert (
+        defaults["server_optimizer.momentum"]
+        == FedAvgM().describe()["server_optimizer"]["momentum"]
+    )
+    assert defaults["server_optimizer.momentum"] > 0
 
 
 def test_methods_of_a_plug_in_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

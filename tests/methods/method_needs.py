@@ -55,6 +55,8 @@ NEEDS: dict[str, Needs] = {
     "creff": Needs(method={"features": 5, "match_steps": 5, "head_epochs": 5}),
     "gbme": Needs(ships_own_model=False),
     "gbme-p": Needs(ships_own_model=False),
+    "ride": Needs(ships_own_model=False),
+    "ldam": Needs(ships_own_model=False),
     # Eight samples of a class are more than any tiny client has.
     "redgrape": Needs(method={"per_class": 2}),
     "ccvr": Needs(method={"samples": 5, "head_epochs": 2}),
