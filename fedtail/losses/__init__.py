@@ -10,6 +10,7 @@ from fedtail.losses.logit_calibration import LogitCalibration
 from fedtail.losses.paco import PaCoLoss
 from fedtail.losses.restricted_softmax import RestrictedSoftmax
 from fedtail.losses.ride import RIDELoss
+from fedtail.losses.weighted_cross_entropy import WeightedCrossEntropy
 
 __all__ = [
     "BalancedSoftmax",
@@ -23,4 +24,5 @@ __all__ = [
     "PaCoLoss",
     "RIDELoss",
     "RestrictedSoftmax",
+    "WeightedCrossEntropy",
 ]

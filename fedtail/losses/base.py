@@ -24,12 +24,15 @@ class LossContext:
         Class counts π_c up to a factor, from the method's `ClassPrior`: local, global or estimated.
     round, rounds
         Where training stands, for losses that change over time.
+    weights
+        Class weights that the server told, if the method has any.
     """
 
     counts: Tensor
     prior: Tensor
     round: int
     rounds: int
+    weights: Tensor | None = None
 
 
 class LocalLoss(Component):

@@ -14,6 +14,8 @@ from fedtail.methods.fedadagrad import FedAdagrad
 from fedtail.methods.fedadam import FedAdam
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedavgm import FedAvgM
+from fedtail.methods.fedbe import FedBE
+from fedtail.methods.feddf import FedDF
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fednova import FedNova
 from fedtail.methods.fedprox import FedProx
@@ -27,6 +29,7 @@ from fedtail.methods.ldam import LDAM
 from fedtail.methods.local_only import LocalOnly
 from fedtail.methods.paco import PaCo
 from fedtail.methods.per_fedavg import PerFedAvg
+from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.ride import RIDE
 from fedtail.methods.scaffold import Scaffold
@@ -51,6 +54,8 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBE",
+    "FedDF",
     "FedFocal",
     "FedLC",
     "FedNova",
@@ -65,6 +70,7 @@ __all__ = [
     "ModelState",
     "PaCo",
     "PerFedAvg",
+    "RatioLoss",
     "RedGrape",
     "Scaffold",
     "TauNorm",

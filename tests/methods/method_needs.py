@@ -63,6 +63,14 @@ NEEDS: dict[str, Needs] = {
     # Three rounds: two of the first stage, one of the second.
     "crt-cb": Needs(method={"first_stage": 0.6}),
     "crt-ib": Needs(method={"first_stage": 0.6}),
+    "fedbe": Needs(
+        method={"models": 2, "distil_epochs": 3, "distil_batch": 2, "swa_every": 2},
+        experiment={"server_per_class": 2},
+    ),
+    "feddf": Needs(
+        method={"distil_steps": 4, "distil_batch": 4}, experiment={"server_per_class": 2}
+    ),
+    "ratio-loss": Needs(experiment={"server_per_class": 2}),
 }
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtail import CCVR, FedAvg, FedtailError, ModelState, run
-from fedtail.methods.fedavg import Method
+from fedtail import CCVR, FedAvg, FedtailError, Method, ModelState, run
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead
 from fedtail.protocol import Payload, Update
