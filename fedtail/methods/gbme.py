@@ -210,7 +210,8 @@ class GBME(FedAvg[GBMEState]):
             return self.loss(output, y, run.context)
         only = run.payload.scalars.get("expert")
         each = output.experts if only is None else output.experts[int(only)].unsqueeze(0)
-        losses = [self.loss(output._replace(logits=z), y, run.context) for z in each]
+        alone = [output._replace(logits=z, experts=None) for z in each]
+        losses = [self.loss(one, y, run.context) for one in alone]
         return torch.stack(losses).sum()
 
     def keep_buffers(self, client: Client) -> None:

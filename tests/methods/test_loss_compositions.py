@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import tiny
 import torch
+from method_needs import make_method
 from torch import Tensor
 from torch.nn import functional
 
@@ -157,3 +158,22 @@ def test_an_expert_model_under_ldam_sees_the_margins_of_the_formula() -> None:
     shift = 15 * (0.1 / counted) ** 0.25 * functional.one_hot(y, 4)
     expected = torch.stack([functional.cross_entropy(z - shift, y) for z in output.experts]).sum()
     torch.testing.assert_close(chosen(output, y, LossContext(n, n, 1, 3)), expected)
+
+
+@pytest.mark.parametrize("loss", list(LocalLoss.registry))
+@pytest.mark.parametrize("name", ["balancefl", "creff", "fedprox", "gbme", "redgrape", "scaffold"])
+def test_every_loss_goes_with_other_methods(name: str, loss: str) -> None:
+    # BalanceFL hands over logits of -∞, GBME those of experts, RedGrape sums of two heads.
+    method = make_method(name).but(loss=loss)
+    assert sound(run(tiny.experiment(method, tiny.norm_model, rounds=1)))
+
+
+def test_experts_that_learn_apart_see_one_experts_logits() -> None:
+    # GBME's per_expert asks the loss once an expert: a loss of several then has one to look at.
+    fields = {"experts": 2, "per_expert": True, "joint": 1.0, "grouping": "random"}
+    chosen = {"local": tiny.quick(), "prior": "global", **fields}
+    several, single = (
+        run(tiny.experiment(GBME.model_validate({"loss": loss, **chosen}), rounds=1)).digest
+        for loss in (RIDELoss(), LDAMLoss())
+    )
+    assert several == single

@@ -284,3 +284,14 @@ def test_loading_is_fast() -> None:
         return min(spent)
 
     assert best() < 1e-3
+
+
+def test_a_second_head_of_another_kind() -> None:
+    base = SplitModel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    own = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+    model = base.with_head("projection", own)
+    assert {"projection.0.weight", "projection.2.bias"} <= model.names()
+    assert model.extra_heads["projection"](model.features(torch.zeros(7, 4))).shape == (7, 1)
+    assert "projection.0.weight" not in base.names()
+    with pytest.raises(FedtailError, match="plain name"):
+        model.with_head("projection", own)
