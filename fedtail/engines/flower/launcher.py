@@ -1,0 +1,229 @@
+"""`fedtail run --engine flower`: a whole federation on this machine, and back to a run folder.
+
+Real processes: one SuperLink, as many SuperNodes as asked for, and what they start. The launcher
+stops exactly these, whatever happens. With ``ray`` the clients are Flower's simulation instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import tomli_w
+
+from fedtail.callbacks import Callback, read_records
+from fedtail.engines.embedded import Embedded
+from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.processes import alive, stop
+from fedtail.engines.flower.superlink import Federation
+from fedtail.engines.flower.watch import Watch
+from fedtail.engines.wire import unpack_tensors
+from fedtail.errors import FedtailError, RunStopped
+from fedtail.experiment import MADE_IN_PYTHON, Experiment
+from fedtail.files import write_atomic
+from fedtail.folder import RunFolder
+from fedtail.loop import Loop, Result
+from fedtail.setting import Setting, prepare
+
+POLL = 0.3
+START = 300.0
+"""Seconds that the server app may take to begin."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a federation on this machine is made.
+
+    Attributes
+    ----------
+    engine
+        ``flower`` for SuperNodes, ``ray`` for simulated clients.
+    nodes
+        How many; each serves as many clients as it must.
+    tls
+        Encrypt, and let nodes prove who they are.
+    deadline
+        Seconds that an exchange may take; who has not answered by then is left out of it.
+    join
+        Seconds that the nodes may take to come online.
+    """
+
+    engine: Literal["flower", "ray"] = "flower"
+    nodes: int = 3
+    tls: bool = False
+    deadline: float = 600.0
+    join: float = 300.0
+
+    def run(
+        self,
+        experiment: Experiment,
+        out: str | Path,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        """Run an experiment on processes of its own and return what it left in its folder."""
+        folder = RunFolder(Path(out).resolve())
+        folder.must_be_a_run() if resume else folder.must_be_new()
+        check_installed(self.engine)
+        check_described(experiment)
+        setting = prepare(experiment)
+        loop = Loop(setting, Embedded(setting.workplace()), folder, callbacks)
+        if resume:
+            folder.must_hold(experiment.describe())
+        loop.begin()
+        desk = Desk(folder.path)
+        desk.clear()
+        write_atomic(launch_file(folder.path), json.dumps(asdict(self)))
+        done = rounds_saved(folder) if resume else 0
+        loop.tell_start(done)
+        with ExitStack() as stack:
+            for callback in callbacks:
+                stack.callback(callback.close)
+            stack.enter_context(ended_by_signals())
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtail-")))
+            federation = Federation(home, desk.folder, self.tls, self.engine == "ray")
+            stack.callback(lambda: stop(federation.started))
+            self.start(federation, len(setting.federation), folder, resume)
+            self.wait(federation, desk, Watch(folder, callbacks, done))
+        return collect(setting, folder, callbacks)
+
+    def start(self, federation: Federation, clients: int, folder: RunFolder, resume: bool) -> None:
+        """Start all processes and submit the run."""
+        nodes = min(self.nodes, clients)
+        config = {
+            "out": str(folder.path),
+            "nodes": nodes,
+            "deadline": self.deadline,
+            "join": self.join,
+            "resume": resume,
+        }
+        app = write_app(federation.home / "app", config)
+        federation.open()
+        if self.engine == "ray":
+            resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
+            federation.submit(app, "--federation-config", resources)
+            return
+        for partition in range(nodes):
+            federation.add_node(partition, nodes)
+        federation.submit(app)
+
+    def wait(self, federation: Federation, desk: Desk, watch: Watch) -> None:
+        """Wait for the end of the run, or for that of a process it cannot do without."""
+        link, *nodes = federation.started
+        until = time.monotonic() + START
+        while True:
+            watch.look()
+            said = desk.read()
+            if said.get("ended"):
+                watch.look()
+                return judge(said)
+            watch.warn(node.ended for node in nodes if node.ended)
+            if link.ended:
+                raise RunStopped(f"the {link.ended}")
+            if nodes and all(node.ended for node in nodes):
+                raise RunStopped(f"all nodes are gone: {nodes[0].ended}")
+            if said and not alive(said["pid"]) and not desk.read().get("ended"):
+                raise RunStopped(f"the server app was killed (logs: {desk.folder})")
+            if not said and time.monotonic() > until:
+                raise RunStopped(
+                    f"the server app did not begin within {START:.0f} s (logs: {desk.folder})"
+                )
+            time.sleep(POLL)
+
+
+def launch_file(run: Path) -> Path:
+    """Return the file that says how a run folder's federation was made."""
+    return run / "flower" / "launch.json"
+
+
+def stored_launch(run: Path) -> Launch | None:
+    """Return how a run was launched, or nothing for one that was not."""
+    path = launch_file(run)
+    return Launch(**json.loads(path.read_bytes())) if path.is_file() else None
+
+
+def rounds_saved(folder: RunFolder) -> int:
+    """Return how many rounds the checkpoint of a run stands on."""
+    manifest = folder.checkpoint / "manifest.json"
+    return int(json.loads(manifest.read_bytes())["round"]) if manifest.is_file() else 0
+
+
+def check_installed(engine: str) -> None:
+    """Refuse to begin without Flower, or without Ray where it is needed."""
+    for package in ("flwr", "ray") if engine == "ray" else ("flwr",):
+        if importlib.util.find_spec(package) is None:
+            raise FedtailError(
+                f"--engine {engine} needs '{package}', which is not installed: "
+                "pip install 'fedtail[flower]'"
+            )
+
+
+def check_described(experiment: Experiment) -> None:
+    """Refuse what another process cannot make from a description."""
+    plain = experiment.describe()
+    for section, mark in MADE_IN_PYTHON.items():
+        if isinstance(plain.get(section), dict) and mark in plain[section]:
+            raise FedtailError(
+                f"the {section} of this experiment was made in Python, and other processes cannot "
+                f"make it from a description: name a registered one (a plug-in may register yours)"
+            )
+
+
+def write_app(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a Flower app that holds nothing but the names of ours."""
+    folder.mkdir()
+    parts = {
+        "serverapp": "fedtail.engines.flower.apps:server_app",
+        "clientapp": "fedtail.engines.flower.apps:client_app",
+    }
+    project = {
+        "project": {"name": "fedtail-run", "version": "1.0.0", "dependencies": []},
+        "tool": {"flwr": {"app": {"publisher": "fedtail", "components": parts, "config": config}}},
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf-8")
+    return folder
+
+
+def judge(said: dict[str, Any]) -> None:
+    """Raise what the server app raised."""
+    if said["ended"] == "FedtailError":
+        raise FedtailError(said["reason"])
+    if said["ended"] != "well":
+        raise RunStopped(said["reason"].strip().splitlines()[-1])
+
+
+def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
+    """Return the result of a finished run from its folder."""
+    history = read_records(folder.metrics)
+    tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
+    for callback in callbacks:
+        callback.on_end(history[-1], tensors)
+    network = setting.workplace().load_tested(tensors)
+    return Result(history, tensors, network.module, None, folder.path)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that what was started is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

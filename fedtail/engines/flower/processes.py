@@ -1,0 +1,120 @@
+"""Processes of this machine: started with a log, stopped with everything that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GRACE = 8.0
+"""Seconds that a process has to end by itself."""
+
+Birth = tuple[int, str]
+"""A process: its number, and when it began, because numbers are used again."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """One process that was started here."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words; nothing while it runs."""
+        code = self.process.poll()
+        return "" if code is None else f"{self.name} ended with exit code {code} (log: {self.log})"
+
+
+def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> Started:
+    """Start a process in a session of its own, so that Ctrl-C reaches only the launcher."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+    return Started(name, process, log)
+
+
+def stop(started: Iterable[Started]) -> None:
+    """End processes and all that they started; those that do not listen are killed."""
+    running = list(started)
+    family = {birth for one in running for birth in descendants(one.process.pid)}
+    for one in running:
+        with contextlib.suppress(ProcessLookupError):
+            one.process.terminate()
+    until = time.monotonic() + GRACE
+    for one in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.process.wait(max(0.1, until - time.monotonic()))
+        one.process.kill()
+        one.process.wait()
+    while _alive(family) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid, _ in _alive(family):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> set[Birth]:
+    """Return the children of a process, their children, and so on."""
+    table = _table()
+    found: set[Birth] = set()
+    parents = {pid}
+    while parents:
+        children = {(p, born) for p, (parent, born) in table.items() if parent in parents} - found
+        found |= children
+        parents = {p for p, _ in children}
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether there is a process of this number that has not ended."""
+    return pid in _table()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _alive(births: Iterable[Birth]) -> list[Birth]:
+    table = _table()
+    return [(pid, born) for pid, born in births if pid in table and table[pid][1] == born]
+
+
+def _table() -> dict[int, tuple[int, str]]:
+    """Return the parent and the begin of every running process."""
+    if Path("/proc/self/stat").exists():
+        return dict(filter(None, map(_from_proc, Path("/proc").glob("[0-9]*/stat"))))
+    command = ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [line.split(None, 3) for line in lines]
+    return {int(row[0]): (int(row[1]), row[3]) for row in rows if not row[2].startswith("Z")}
+
+
+def _from_proc(path: Path) -> tuple[int, tuple[int, str]] | None:
+    try:
+        # The name in brackets may hold anything; what is counted comes after it.
+        fields = path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] == "Z":
+        return None
+    return int(path.parent.name), (int(fields[1]), fields[19])

@@ -1,0 +1,53 @@
+"""A run in another process, watched through its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedtail.callbacks import Callback, read_records
+from fedtail.engines.flower.outcome import Desk
+from fedtail.folder import RunFolder
+
+
+class Watch:
+    """Tells callbacks what is new in a run folder.
+
+    Parameters
+    ----------
+    folder
+        The run.
+    callbacks
+        Who is told.
+    done
+        How many rounds they know of already.
+    """
+
+    def __init__(self, folder: RunFolder, callbacks: Sequence[Callback], done: int = 0) -> None:
+        self.folder = folder
+        self.callbacks = callbacks
+        self.done = done
+        self._warned: set[str] = set()
+
+    def look(self) -> None:
+        """Look once."""
+        if self.folder.metrics.exists():
+            for record in read_records(self.folder.metrics)[self.done :]:
+                self.done += 1
+                number = record["round"]
+                self.warn(
+                    f"round {number}: client {d['client']} is left out: {d['reason']}"
+                    for d in record["dropped"]
+                )
+                for callback in self.callbacks:
+                    callback.on_round(record)
+        log = Desk(self.folder.path).warnings
+        if log.exists():
+            self.warn(log.read_text(encoding="utf-8").splitlines())
+
+    def warn(self, messages: Iterable[str]) -> None:
+        """Pass on each warning once."""
+        for message in messages:
+            if message not in self._warned:
+                self._warned.add(message)
+                for callback in self.callbacks:
+                    callback.on_warning(message)
