@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Server, Tensors, Update
+from fedtail.protocol import Payload, Server, Tensors, Update
 from fedtail.rng import contained
 from fedtail.training import LocalTraining, Shuffled, weighted_mean
 from fedtail.training.distillation import distil, divergence, held, predictions
@@ -139,6 +139,12 @@ class FedBE(FedAvg[ModelState]):
                 with contained(server.generator("statistics").initial_seed(), server.device):
                     update_bn((x[index.to(x.device)] for index in batches), model)
         return model.tensors()
+
+    # Client half
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Send the model to be seen by itself: the sum of models says nothing of their spread."""
+        return replace(super().reply(run), summable=frozenset())
 
 
 class WeightAverage:

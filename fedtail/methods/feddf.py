@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, ModelState
-from fedtail.protocol import Server, Tensors, Update
+from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.protocol import Payload, Server, Tensors, Update
 from fedtail.training import LocalTraining
 from fedtail.training.distillation import distil, divergence, held, predictions
 
@@ -86,6 +86,12 @@ class FedDF(FedAvg[ModelState]):
         server.log("distil_before", float(before))
         server.log("distil_after", float(after))
         return model.tensors()
+
+    # Client half
+
+    def reply(self, run: LocalRun) -> Payload:
+        """Send the model to be seen by itself: a sum of models is no ensemble."""
+        return replace(super().reply(run), summable=frozenset())
 
 
 class Watch:

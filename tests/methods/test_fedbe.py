@@ -203,3 +203,12 @@ def test_the_other_forms_come_to_their_end(fields: dict[str, Any]) -> None:
     assert all(bool(torch.isfinite(t).all()) for t in result.tensors.values())
     plain = run(tiny.experiment(FedAvg(local=tiny.quick()), tiny.norm_model, server_per_class=2))
     assert [r["traffic"] for r in result.history] == [r["traffic"] for r in plain.history]
+
+
+def test_a_model_is_not_to_be_summed_before_it_is_seen() -> None:
+    data = tiny.federation([[1.0], [2.0]], [0, 1], [[0, 1]])
+    model = linear()
+    payload = Payload({f"model/{n}": t for n, t in model.tensors().items()})
+    client = tiny.client(data, 0, model)
+    assert FedBE().train(payload, client).summable == frozenset()
+    assert FedAvg().train(payload, client).summable == {"model"}
