@@ -76,6 +76,14 @@ class RunFolder:
         if not self.experiment.is_file():
             raise FedtailError(f"'{self.path}' is not a run folder: it has no experiment.toml")
 
+    def must_be_here(self) -> None:
+        """Refuse to resume in this process what has its clients' states elsewhere."""
+        self.must_be_a_run()
+        if (self.path / "flower").is_dir():
+            raise FedtailError(
+                f"'{self.path}' is a run on Flower: go on with fedtail run --resume {self.path}"
+            )
+
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
         stored = tomllib.loads(self.experiment.read_text(encoding="utf-8"))

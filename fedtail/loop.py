@@ -162,7 +162,7 @@ def run(
     if resume and folder is None:
         raise FedtailError("resume needs the run folder: run(experiment, out=..., resume=True)")
     if folder is not None:
-        folder.must_be_a_run() if resume else folder.must_be_new()
+        folder.must_be_here() if resume else folder.must_be_new()
     with ExitStack() as stack:
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.

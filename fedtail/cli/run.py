@@ -11,6 +11,7 @@ from fedtail.callbacks import Progress, read_records
 from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, RUNNING, Plugins, Words, with_flags
 from fedtail.cli.tables import make_console, show_run
+from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.engines.wire import unpack_tensors
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment, make_experiment
@@ -26,6 +27,8 @@ fedtail run --imbalance 20 --alpha 0.3 --rounds 30
 fedtail run --data mine.npz --model resnet8 model.width=16 --workers 2
 
 fedtail run experiment.toml method.local.lr=0.1 --seed 1
+
+fedtail run --method creff --rounds 5 --engine flower --nodes 3
 
 fedtail run --resume runs/digits-fedavg-seed0
 """
@@ -53,6 +56,42 @@ def run(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="where clients train: embedded, flower (SuperNodes on this machine) or ray "
+            "(Flower's simulation); the model is the same (default embedded)",
+            rich_help_panel=RUNNING,
+            show_default=False,
+        ),
+    ] = "embedded",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="of flower and ray: how many nodes serve the clients (default 3)",
+            rich_help_panel=RUNNING,
+            show_default=False,
+        ),
+    ] = None,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls",
+            help="of flower: encrypt, and nodes prove who they are",
+            rich_help_panel=RUNNING,
+        ),
+    ] = False,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="of flower and ray: clients that take longer are left out (default 600)",
+            rich_help_panel=RUNNING,
+            show_default=False,
+        ),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Train one global model from the data of many clients.
@@ -61,12 +100,13 @@ def run(
     Every field of an experiment can be set: fields without a flag as
     SECTION.FIELD=VALUE, many of them in a TOML file.
     """
+    launch = launch_from(engine, nodes, tls, deadline)
     if resume is None:
         experiment = experiment_from(words, flags, plugin)
         folder = RunFolder(out) if out else free_folder(Path("runs"), folder_name(experiment))
-        execute(experiment, folder, resume=False)
+        execute(experiment, folder, False, launch)
         return
-    if flags or words or out or plugin:
+    if flags or words or out or plugin or launch:
         raise FedtailError(
             "--resume takes the whole experiment from its folder: give nothing else; to change "
             f"something, begin a new run with fedtail run {resume}/experiment.toml ..."
@@ -76,7 +116,7 @@ def run(
     if folder.finished:
         show_finished(experiment, folder)
     else:
-        execute(experiment, folder, resume=True)
+        execute(experiment, folder, True, stored_launch(folder.path))
 
 
 def folder_name(experiment: Experiment) -> str:
@@ -92,13 +132,25 @@ def reopen(folder: RunFolder) -> Experiment:
     return make_experiment(plain)
 
 
-def execute(experiment: Experiment, folder: RunFolder, resume: bool) -> None:
+def launch_from(engine: str, nodes: int | None, tls: bool, deadline: float | None) -> Launch | None:
+    """Return how a federation is to be made, or nothing for a run in this process."""
+    chosen = {"nodes": nodes, "tls": tls or None, "deadline": deadline}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if engine == "embedded":
+        if given:
+            raise FedtailError(f"--{next(iter(given))} is of --engine flower, and none is given")
+        return None
+    return make_launch(engine=engine, **given)
+
+
+def execute(
+    experiment: Experiment, folder: RunFolder, resume: bool, launch: Launch | None = None
+) -> None:
     """Run, show, and say how to go on if it is stopped."""
     console = make_console()
+    begin = run_experiment if launch is None else launch.run
     try:
-        result = run_experiment(
-            experiment, out=folder.path, resume=resume, callbacks=[Progress(console)]
-        )
+        result = begin(experiment, out=folder.path, resume=resume, callbacks=[Progress(console)])
     except (RunStopped, KeyboardInterrupt) as stop:
         if folder.experiment.exists():
             _say(f"go on with: fedtail run --resume {folder.path}")

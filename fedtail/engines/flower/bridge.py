@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedtail.engines.wire import pack, unpack
 from fedtail.errors import FedtailError
 from fedtail.protocol import Payload
 
@@ -45,7 +47,7 @@ def from_records(records: RecordDict) -> tuple[list[Payload], dict[str, Any]]:
                 for group in head["groups"]
                 for name, array in records.array_records[f"{slot}/{group}"].items()
             }
-            payloads.append(Payload(tensors, head["scalars"], frozenset(head["summable"])))
+            payloads.append(replace(_rest(head["rest"]), tensors=tensors))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"a message is damaged ({type(error).__name__})") from None
     return payloads, notes
@@ -78,14 +80,18 @@ def _group(name: str) -> str:
 
 
 def _head(payload: Payload) -> dict[str, Any]:
+    halves = [name for name, t in payload.tensors.items() if t.dtype == torch.bfloat16]
     return {
-        "scalars": dict(payload.scalars),
-        "summable": sorted(payload.summable),
+        # What is not a tensor is written as workers are sent it, in one place for both.
+        "rest": pack(replace(payload, tensors={}))[8:].decode(),
         "groups": _groups(payload),
-        "odd": {
-            name: "bfloat16" for name, t in payload.tensors.items() if t.dtype == torch.bfloat16
-        },
+        "odd": dict.fromkeys(halves, "bfloat16"),
     }
+
+
+def _rest(text: str) -> Payload:
+    data = text.encode()
+    return unpack(len(data).to_bytes(8, "little") + data)
 
 
 def _array(name: str, tensor: Tensor) -> Array:

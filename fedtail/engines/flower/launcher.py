@@ -28,7 +28,7 @@ from fedtail.engines.flower.processes import alive, stop
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.flower.watch import Watch
 from fedtail.engines.wire import unpack_tensors
-from fedtail.errors import FedtailError, RunStopped
+from fedtail.errors import FedtailError, RunStopped, suggestion
 from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
@@ -146,6 +146,23 @@ def launch_file(run: Path) -> Path:
     return run / "flower" / "launch.json"
 
 
+def make_launch(**fields: Any) -> Launch:
+    """Return a checked launch, or say what is wrong with it."""
+    launch = Launch(**fields)
+    if launch.engine not in ("flower", "ray"):
+        raise FedtailError(
+            f"--engine {launch.engine} is refused: choose embedded, flower or ray"
+            f"{suggestion(launch.engine, ['embedded', 'flower', 'ray'])}"
+        )
+    if launch.nodes < 1:
+        raise FedtailError(f"--nodes {launch.nodes} is refused: give at least 1")
+    if not 0 < launch.deadline < float("inf"):
+        raise FedtailError(f"--deadline {launch.deadline:g} is refused: give seconds above 0")
+    if launch.tls and launch.engine == "ray":
+        raise FedtailError("--tls is of --engine flower: simulated clients send nothing")
+    return launch
+
+
 def stored_launch(run: Path) -> Launch | None:
     """Return how a run was launched, or nothing for one that was not."""
     path = launch_file(run)
@@ -169,7 +186,9 @@ def check_installed(engine: str) -> None:
 
 
 def check_described(experiment: Experiment) -> None:
-    """Refuse what another process cannot make from a description."""
+    """Refuse what another process cannot make from a description, or what is not carried."""
+    if getattr(experiment, "protected", ""):
+        raise FedtailError("protected updates are not carried over Flower yet: run them embedded")
     plain = experiment.describe()
     for section, mark in MADE_IN_PYTHON.items():
         if isinstance(plain.get(section), dict) and mark in plain[section]:

@@ -12,12 +12,14 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtail.engines.flower.processes import Started, free_ports, start
-from fedtail.engines.flower.tls import Certificates, make_certificates, make_node_key
 from fedtail.errors import RunStopped
 from fedtail.files import write_atomic
+
+if TYPE_CHECKING:  # it needs a package that only Flower brings
+    from fedtail.engines.flower.tls import Certificates
 
 CONNECTION = "fedtail"
 """What Flower's configuration calls our SuperLink."""
@@ -73,6 +75,8 @@ class Federation:
         command += ["--simulation"] if self.simulation else []
         address = f'address = "127.0.0.1:{self.port}"'
         if self.tls:
+            from fedtail.engines.flower.tls import make_certificates
+
             made = self.certificates = make_certificates(self.home)
             command += ["--ssl-ca-certfile", str(made.authority)]
             command += ["--ssl-certfile", str(made.certificate), "--ssl-keyfile", str(made.key)]
@@ -108,6 +112,8 @@ class Federation:
 
     def new_key(self, name: str) -> Path:
         """Make a key for a SuperNode and register it."""
+        from fedtail.engines.flower.tls import make_node_key
+
         private, public = make_node_key(self.home, name)
         self.flwr("supernode", "register", str(public), CONNECTION)
         return private
