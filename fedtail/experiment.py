@@ -19,6 +19,7 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.errors import FedtailError, sentence
 from fedtail.methods import FedAvg, Method
+from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 
@@ -58,6 +59,13 @@ class Experiment(Config):
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
+    )
+    encrypt: bool = Field(
+        False, description="clients encrypt what they send, and the server adds ciphertexts"
+    )
+    keys: str = Field(
+        "",
+        description="folder with keys of `fedtail keys`; by default new ones, gone when it ends",
     )
     plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
@@ -107,6 +115,28 @@ class Experiment(Config):
                 " client holds: say how many of each class, for example server_per_class=32"
             )
         return self
+
+    @model_validator(mode="after")
+    def _summable(self) -> Self:
+        if not self.protected:
+            return self
+        reason = why_not_a_sum(self.method)
+        if reason:
+            raise FedtailError(
+                f"method '{self.method.name}' cannot be {self.protected}, which needs updates that "
+                f"are only added up: {reason}"
+            )
+        if self.clients == 1 or self.per_round == 1:
+            raise FedtailError(
+                f"a round of one client cannot be {self.protected}: its sum would be the client's "
+                "update; per_round is at least 2"
+            )
+        return self
+
+    @property
+    def protected(self) -> str:
+        """What happens to updates before they leave clients, in a word; nothing by default."""
+        return "encrypted" if self.encrypt else ""
 
     @property
     def server_data(self) -> str:

@@ -20,12 +20,13 @@ from fedtail.callbacks import (
     read_records,
     trackers,
 )
-from fedtail.engines import Dropped, Embedded, Engine
+from fedtail.engines import Dropped, Embedded, Engine, Replies
 from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import personal_scores, scores
+from fedtail.privacy.guard import guarded
 from fedtail.protocol import Exchange, Scalar, Server, Task, Tensors
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
@@ -72,6 +73,18 @@ class Ledger:
         """Add bytes sent down (0) or up (1)."""
         self.traffic.setdefault(client, [0, 0])[direction] += nbytes
 
+    def count_exchange(self, tasks: Sequence[Task], replies: Replies) -> None:
+        """Add what one exchange sent, as the engine says or as the payloads do."""
+        if replies.traffic is not None:
+            for client, (down, up) in replies.traffic.items():
+                self.count(client, 0, down)
+                self.count(client, 1, up)
+            return
+        for task in tasks:
+            self.count(task.client, 0, task.payload.nbytes)
+        for update in replies.updates:
+            self.count(update.client, 1, update.payload.nbytes)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -117,10 +130,7 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
         tasks = next(exchange)
         while True:
             replies = engine.perform(tasks, server.round, server.rounds)
-            for task in tasks:
-                ledger.count(task.client, 0, task.payload.nbytes)
-            for update in replies.updates:
-                ledger.count(update.client, 1, update.payload.nbytes)
+            ledger.count_exchange(tasks, replies)
             ledger.dropped += replies.dropped
             ledger.clients.update(update.client for update in replies.updates)
             if tasks and not replies.updates:
@@ -167,10 +177,11 @@ def run(
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
-        engine = Embedded(
-            setting.workplace(), experiment.workers, experiment.threads, experiment.plugins
-        )
-        stack.callback(engine.close)
+        guard = stack.enter_context(guarded(experiment))
+        place = setting.workplace(guard.shield)
+        embedded = Embedded(place, experiment.workers, experiment.threads, experiment.plugins)
+        stack.callback(embedded.close)
+        engine = guard.around(embedded)
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)

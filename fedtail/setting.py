@@ -14,6 +14,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Workplace
+from fedtail.engines.workplace import Shielding
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
@@ -67,10 +68,16 @@ class Setting:
             data=self.federation.server_data(self.split.server),
         )
 
-    def workplace(self) -> Workplace:
-        """Return the place where tasks are done."""
+    def workplace(self, shield: Shielding | None = None) -> Workplace:
+        """Return the place where tasks are done, and updates protected before they leave."""
         return Workplace(
-            self.federation, self.method, self.base, self.model, self.experiment.seed, self.device
+            self.federation,
+            self.method,
+            self.base,
+            self.model,
+            self.experiment.seed,
+            self.device,
+            shield,
         )
 
 

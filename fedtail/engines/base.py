@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,10 +27,18 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back from one exchange: good updates sorted by client, and who was dropped."""
+    """What came back from one exchange: good updates sorted by client, and who was dropped.
+
+    Attributes
+    ----------
+    traffic
+        Bytes to and from each client, where they are not those of the tasks and the updates:
+        ciphertexts, and the decryption of their sum.
+    """
 
     updates: list[Update] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
+    traffic: Mapping[ClientId, Sequence[int]] | None = None
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.protocol import Payload
+from fedtail.protocol import Payload, Sum
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -37,7 +37,12 @@ def unpack_tensors(data: bytes, where: str) -> dict[str, Tensor]:
 
 def pack(payload: Payload) -> bytes:
     """Return a payload as bytes: the length of the JSON part, that part, the tensors."""
-    notes = {"scalars": dict(payload.scalars), "summable": sorted(payload.summable)}
+    notes = {
+        "scalars": dict(payload.scalars),
+        "summable": sorted(payload.summable),
+        "sums": {group: list(how) for group, how in payload.sums.items()},
+        "released": sorted(payload.released),
+    }
     head = json.dumps(notes).encode()
     return len(head).to_bytes(8, "little") + head + pack_tensors(payload.tensors)
 
@@ -47,4 +52,10 @@ def unpack(data: bytes) -> Payload:
     body = 8 + int.from_bytes(data[:8], "little")
     notes = json.loads(data[8:body])
     tensors = unpack_tensors(data[body:], "a payload")
-    return Payload(tensors, notes["scalars"], frozenset(notes["summable"]))
+    return Payload(
+        tensors,
+        notes["scalars"],
+        frozenset(notes["summable"]),
+        {group: Sum(*how) for group, how in notes["sums"].items()},
+        frozenset(notes["released"]),
+    )

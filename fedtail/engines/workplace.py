@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, Payload, Task, Tensors
+from fedtail.protocol import OPEN_SUM, Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 
 TEST_BATCH = 500
@@ -30,6 +30,16 @@ class Clock:
     turn: int = 0
 
 
+class Shielding(Protocol):
+    """The clients' half of encryption and differential privacy (`fedtail.privacy.shield`)."""
+
+    def close(self, answer: Payload, task: Payload, client: Client) -> Payload:
+        """Return an update as it may leave the client."""
+
+    def open_sum(self, task: Payload) -> Payload:
+        """Decrypt the sums that the server made."""
+
+
 @dataclass
 class Workplace:
     """Does tasks one after the other. What it gives depends on the task alone.
@@ -38,6 +48,8 @@ class Workplace:
     ----------
     base, model
         The user's model, and the one that the method trains (often the same).
+    shield
+        What protects updates before they leave, if anything does.
     """
 
     federation: Federation
@@ -46,9 +58,12 @@ class Workplace:
     model: SplitModel
     seed: int
     device: torch.device
+    shield: Shielding | None = None
 
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
         """Do one task for one client; `state` is changed in place."""
+        if task.action == OPEN_SUM and self.shield is not None:
+            return self.shield.open_sum(task.payload)
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         client = Client(
@@ -67,7 +82,7 @@ class Workplace:
         stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
         with contained(stream, self.device):
             payload: Payload = getattr(self.method, task.action)(task.payload, client)
-        return payload
+        return payload if self.shield is None else self.shield.close(payload, task.payload, client)
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""

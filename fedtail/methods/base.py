@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.models.split import SplitModel
@@ -96,6 +96,14 @@ class Method(Component, Generic[S]):
         """Return what is tested and shipped; it may differ from what is trained."""
         raise NotImplementedError("abstract: derive from FedAvg")
 
+    def not_a_sum(self) -> str:
+        """Say, in a clause, why the server needs more of the updates than sums; nothing if not.
+
+        Encryption and differential privacy rest on it. A method that overrides a part of the server
+        half says it anew: what a parent says is not taken for it (`why_not_a_sum`).
+        """
+        return "nothing says that it needs only sums of updates"
+
     def personal(self, s: S, server: Server) -> list[Task]:
         """Return tasks that clients answer with models of their own, in the group ``model``.
 
@@ -104,3 +112,20 @@ class Method(Component, Generic[S]):
         counted: it is a part of the test.
         """
         return []
+
+
+DECIDING = ("setup", "round", "aggregate", "weights", "average", "finalize")
+"""What decides whether the server needs only sums. What `reply` sends is checked when it leaves."""
+
+
+def why_not_a_sum(method: Method[Any]) -> str:
+    """Return why a method's updates cannot be summed before the server sees them, or nothing."""
+    lineage = type(method).__mro__
+
+    def place(name: str) -> int:
+        return next((i for i, cls in enumerate(lineage) if name in vars(cls)), len(lineage))
+
+    own = [name for name in DECIDING if place(name) < place("not_a_sum")]
+    if own:
+        return f"its '{own[0]}' is its own, and nothing says that it needs only sums of updates"
+    return method.not_a_sum()

@@ -77,6 +77,10 @@ class CCVR(FedAvg[ModelState]):
         calibrated = named(head.to(torch.device("cpu")), server.model)
         return replace(s, model={**s.model, **calibrated})
 
+    def not_a_sum(self) -> str:
+        """Moments about each client's own mean have to be shifted before they are added up."""
+        return "it pools the moments of each client's own classes"
+
     # Client half
 
     @action

@@ -35,6 +35,10 @@ class Centralised(FedAvg[ModelState]):
     )
     pooled: ClassVar[bool] = True
 
+    def not_a_sum(self) -> str:
+        """One place has all the data: there is nothing to add up."""
+        return "there is only one place, and a sum over one is what it sent"
+
 
 @Method.register("centralised-bsm")
 class CentralisedBSM(Centralised):

@@ -101,6 +101,10 @@ class CLIMB(FedAvg[CLIMBState]):
         """f_k: the loss of the received model."""
         return mean_loss(run.model, run.client.data, self.loss, run.context)
 
+    def not_a_sum(self) -> str:
+        """Need every client's own loss."""
+        return "it weighs clients by their own losses"
+
     def reply(self, run: LocalRun) -> Payload:
         """Send f_k too; the weights are the server's, so a sum by samples is not enough."""
         whole = super().reply(run)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, Update, grouped
+from fedtail.protocol import Payload, Server, Sum, Tensors, Update, grouped
 from fedtail.training.class_gradients import (
     ClassGradients,
     augmented_gradients,
@@ -148,6 +148,10 @@ class CReFF(FedAvg[CReFFState]):
         )
         return named(trained.to(torch.device("cpu")), server.model)
 
+    def not_a_sum(self) -> str:
+        """Means of the models and, class by class, of the gradients are all it needs."""
+        return super().not_a_sum()
+
     def eval_model(self, s: CReFFState) -> Tensors:
         """Return u with v̂."""
         return {**s.model, **(s.head or {})}
@@ -182,7 +186,12 @@ class CReFF(FedAvg[CReFFState]):
         payload = super().reply(run)
         if run.aux is None:
             return payload
-        return replace(payload, tensors={**payload.tensors, **grad_group(run.aux)})
+        return replace(
+            payload,
+            tensors={**payload.tensors, **grad_group(run.aux)},
+            summable=payload.summable | {"grad"},
+            sums={**payload.sums, "grad": Sum("classes")},
+        )
 
 
 def fresh_head(server: Server, model: SplitModel) -> Head:

@@ -75,6 +75,10 @@ class CRTIB(FedAvg[CRTState]):
         updates = yield [Task(client, "retrain", payload) for client in server.cohort()]
         return self.aggregate(s, updates, server)
 
+    def not_a_sum(self) -> str:
+        """Need nothing but the mean of the models."""
+        return super().not_a_sum()
+
     # Client half
 
     @action

@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Method, action
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, Update, grouped
+from fedtail.protocol import (
+    Client,
+    Exchange,
+    Payload,
+    Server,
+    Sum,
+    Task,
+    Tensors,
+    Update,
+    grouped,
+)
 from fedtail.training import (
     BatchSampler,
     ClassPrior,
@@ -166,6 +176,12 @@ class FedAvg(Method[M], Generic[M]):
                 memory[name] = new
         return replace(s, model=model, memory=memory)
 
+    def not_a_sum(self) -> str:
+        """Need the mean of the models, and what the prior needs; buffers of one client are more."""
+        if self.buffers == "first":
+            return "buffers = 'first' takes the statistics of one client"
+        return self.prior.not_a_sum()
+
     def eval_model(self, s: M) -> Tensors:
         """Return the global model."""
         return s.model
@@ -278,4 +294,5 @@ class FedAvg(Method[M], Generic[M]):
             {"correct/classes": correct, "count/classes": client.counts},
             {"samples": len(client.data), "loss": loss},
             summable=frozenset({"correct", "count"}),
+            sums={"correct": Sum("sum"), "count": Sum("sum")},
         )

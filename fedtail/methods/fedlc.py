@@ -81,6 +81,10 @@ class FedLC(FedAvg[ModelState]):
                     server.log(f"deviation_{side}", math.exp(sums[f"{side}_log"] / sums[side]))
         return super().aggregate(s, updates, server)
 
+    def not_a_sum(self) -> str:
+        """Need nothing but the mean of the models, and of what was measured."""
+        return super().not_a_sum()
+
     def prepare(self, run: LocalRun) -> dict[str, float]:
         """Measure the deviation at the received model, if asked to."""
         return summary(self.measure(run), run) if self.deviation else {}

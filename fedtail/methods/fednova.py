@@ -49,6 +49,10 @@ class FedNova(FedProx):
             )
         return self
 
+    def not_a_sum(self) -> str:
+        """Need every client's own number of steps."""
+        return "it weighs clients by their own numbers of steps"
+
     def reply(self, run: LocalRun) -> Payload:
         """Send w_k and a_k = ‖a_k‖₁."""
         sent = super().reply(run)

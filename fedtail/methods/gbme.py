@@ -35,6 +35,7 @@ from fedtail.protocol import (
     Exchange,
     Payload,
     Server,
+    Sum,
     Task,
     Update,
     grouped,
@@ -173,6 +174,14 @@ class GBME(FedAvg[GBMEState]):
             new |= {names[short]: tensor for short, tensor in mean.items()}
         return self.server_step(s, new, server)
 
+    def not_a_sum(self) -> str:
+        """Look at clients one by one to group them; a noisy index may be looked at."""
+        if self.grouping == "label":
+            return "grouping = 'label' reads each client's own class counts"
+        if isinstance(self.prior, ProxyPrior) and not self.prior.noisy:
+            return "its prior reads each client's own index; gbme-p sends it with noise"
+        return super().not_a_sum()
+
     def mean(
         self, updates: Sequence[Update], group: str, parameters: Iterable[str]
     ) -> dict[str, Tensor]:
@@ -233,7 +242,8 @@ class GBME(FedAvg[GBMEState]):
         return Payload(
             {**grouped("model", trunk), **grouped("expert", expert)},
             {**whole.scalars, "expert": i},
-            summable=frozenset({"model"}) if trunk else frozenset(),
+            summable=frozenset({"model", "expert"} if trunk else {"expert"}),
+            sums={"expert": Sum(within="expert")},
         )
 
 

@@ -127,6 +127,10 @@ class IFCA(FedAvg[IFCAState]):
             held[cluster] += samples
         return of_member(held.index(max(held)), s.model)
 
+    def not_a_sum(self) -> str:
+        """Need to know who chose which cluster."""
+        return "which cluster each client chose is told one by one"
+
     # Client half
 
     @action

@@ -86,6 +86,10 @@ class LocalOnly(FedAvg[LocalOnlyState]):
         """Have every client's model tested; of those that have not trained, the initial one."""
         return self.tasks("show", server.clients, s, server)
 
+    def not_a_sum(self) -> str:
+        """Need nothing of the clients."""
+        return "nothing is added up"
+
     # Client half
 
     def load(self, payload: Payload, client: Client) -> None:

@@ -22,7 +22,7 @@ from torch.nn import functional
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import Output, SplitModel
-from fedtail.protocol import Exchange, Payload, Server, Tensors, Update, grouped
+from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, Update, grouped
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import Statistics, balanced_set, constant_features
 from fedtail.training.class_gradients import class_gradients, linear_head, mean_by_class
@@ -167,6 +167,10 @@ class RedGrape(FedAvg[RedGrapeState]):
             server.log(name, sum(each) / len(each))
         return replace(super().aggregate(s, updates, server), prototypes=prototypes)
 
+    def not_a_sum(self) -> str:
+        """Means of the models and, class by class, of the gradients are all it needs."""
+        return super().not_a_sum()
+
     def eval_model(self, s: RedGrapeState) -> Tensors:
         """P and W: the supplementary head is left behind."""
         if not self.second_head:
@@ -267,5 +271,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         return replace(
             sent,
             tensors={**sent.tensors, **grouped("grad", aux.gradients)},
+            summable=sent.summable | {"grad"},
+            sums={**sent.sums, "grad": Sum("classes")},
             scalars={**sent.scalars, **found},
         )

@@ -111,6 +111,12 @@ class Scaffold(FedAvg[ScaffoldState]):
         server.log("control_change", norm(change))
         return replace(super().aggregate(s, updates, server), control=control)
 
+    def not_a_sum(self) -> str:
+        """Need means by samples, if the field says so."""
+        if not self.weighted:
+            return "it weighs all clients the same; weighted = true weighs them by samples"
+        return super().not_a_sum()
+
     # Client half
 
     def prepare(self, run: LocalRun) -> Control:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.config import Component, Registry
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+from fedtail.protocol import Client, Exchange, Payload, Server, Sum, Task, Tensors
 from fedtail.training.local import LocalTraining
 
 
@@ -32,6 +32,10 @@ class ClassPrior(Component):
         `local` is how the method trains, for a prior that has to train to know.
         """
         return Payload()
+
+    def not_a_sum(self) -> str:
+        """Say, in a clause, why `setup` needs more of the answers than sums; nothing if not."""
+        return ""
 
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
         """Return π for this client."""
@@ -56,7 +60,11 @@ class GlobalPrior(ClassPrior):
 
     def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
         """Report the local class counts."""
-        return Payload({"counts/classes": client.counts}, summable=frozenset({"counts"}))
+        return Payload(
+            {"counts/classes": client.counts},
+            summable=frozenset({"counts"}),
+            sums={"counts": Sum("sum")},
+        )
 
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
         """Return what the server told."""

@@ -74,12 +74,25 @@ class ProxyPrior(ClassPrior):
     # Server half
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
-        """Return the estimated class counts."""
-        survey = yield from self.survey(model, server)
-        return survey.counts
+        """Return the estimated class counts, from what clients add to Π and nothing else."""
+        self.announce(server)
+        question = Payload(grouped("model", model), {"summed": True})
+        updates = yield [Task(client, "inform", question) for client in server.clients]
+        positive = torch.stack([update.payload.tensors["gpi/classes"] for update in updates])
+        samples = torch.tensor([float(update.payload.scalars["samples"]) for update in updates])
+        return self.estimate(mean_index(positive.double(), samples), float(samples.sum()))
+
+    def announce(self, server: Server) -> None:
+        """Say what the exchange will cost."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether what clients send carries noise, for which there is a guarantee."""
+        return False
 
     def survey(self, model: Tensors, server: Server) -> Exchange[Survey]:
-        """Hold the preliminary exchange with every client."""
+        """Hold the preliminary exchange with every client, and keep each one's index."""
+        self.announce(server)
         question = Payload(grouped("model", model))
         updates = yield [Task(client, "inform", question) for client in server.clients]
         omega = torch.zeros(len(server.clients), server.num_classes)
@@ -95,11 +108,14 @@ class ProxyPrior(ClassPrior):
 
     def gpi(self, omega: Tensor, samples: Tensor) -> Tensor:
         """Π_i = Σ_k (n_k / n) max(Ω_i^k, 0) (Eq. 5)."""
+        return mean_index(self.positive(omega), samples)
+
+    def positive(self, omega: Tensor) -> Tensor:
+        """Return max(Ω^k, 0), one row a client, in float64."""
         positive = omega.clamp(min=0).double()
         if self.normalise_per_client:
             positive = functional.normalize(positive, p=1.0, dim=1, eps=1e-300)
-        weights = samples.double() / samples.double().sum().clamp(min=1)
-        return (weights @ positive).float()
+        return positive
 
     def estimate(self, gpi: Tensor, samples: float) -> Tensor:
         """Return counts ∝ max(Π, floor · ΣΠ / C), n in all; equal ones if Π is zero."""
@@ -117,8 +133,13 @@ class ProxyPrior(ClassPrior):
         # Decay would move every row, whatever the labels are.
         warm_up(client, local.but(epochs=self.epochs, steps=None, weight_decay=0.0))
         change = self.release(mean_head(client.model) - before, client)
+        facts = {"samples": len(client.data)}
+        if "summed" in payload.scalars:
+            own = self.positive(lpi(change)[None])[0]
+            return Payload({"gpi/classes": own.float()}, facts, summable=frozenset({"gpi"}))
         sent = {"lpi/classes": lpi(change)} if self.upload == "index" else {"layer/weight": change}
-        return Payload(sent, {"samples": len(client.data)})
+        released = frozenset({"lpi", "layer"}) if self.noisy else frozenset[str]()
+        return Payload(sent, facts, released=released)
 
     def release(self, change: Tensor, client: Client) -> Tensor:
         """Return what may be known of the classifier's change (classes, features)."""
@@ -175,8 +196,13 @@ class PrivateProxyPrior(ProxyPrior):
             return self.epsilon
         return spent_epsilon(self.sigma, self.sensitivity, self.delta)
 
-    def survey(self, model: Tensors, server: Server) -> Exchange[Survey]:
-        """Hold the exchange; log the budget that it spends, which is all that is ever spent."""
+    @property
+    def noisy(self) -> bool:
+        """Whether there is noise: not for ε = ∞."""
+        return math.isfinite(self.epsilon)
+
+    def announce(self, server: Server) -> None:
+        """Log the budget that the one exchange spends, which is all that is ever spent."""
         if self.mechanism == "paper" and 1 <= self.epsilon < math.inf:
             warnings.warn(
                 f"σ = c·Δ/ε is proved for ε < 1, not for epsilon = {self.epsilon:g}: at δ ="
@@ -187,7 +213,6 @@ class PrivateProxyPrior(ProxyPrior):
         server.log("epsilon", self.spent)
         server.log("delta", self.delta)
         server.log("sigma", self.sigma)
-        return (yield from super().survey(model, server))
 
     def release(self, change: Tensor, client: Client) -> Tensor:
         """Bound the norm by Δ, then add N(0, σ²) to every number; neither of it for ε = ∞."""
@@ -202,6 +227,12 @@ class PrivateProxyPrior(ProxyPrior):
 def lpi(change: Tensor) -> Tensor:
     """Ω_i = Σ_j Δw_ij = −Σ_j ∇w_ij, the rate times the gradients of all steps (Eq. 4)."""
     return change.sum(dim=1)
+
+
+def mean_index(positive: Tensor, samples: Tensor) -> Tensor:
+    """Π_i = Σ_k (n_k / n) of the positive indices, one row a client (Eq. 5)."""
+    weights = samples.double() / samples.double().sum().clamp(min=1)
+    return (weights @ positive).float()
 
 
 def mean_head(model: SplitModel) -> Tensor:

@@ -1,0 +1,307 @@
+"""Runs in which the server sees sums only: same models, other messages."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from pydantic import ValidationError
+from summing import far, summed
+
+from fedtail import (
+    GBME,
+    CReFF,
+    FedAvg,
+    FedtailError,
+    GBMEp,
+    Method,
+    RedGrape,
+    run,
+)
+from fedtail.engines.crew import Crew, Done, Job, Solo
+from fedtail.engines.workplace import Workplace
+from fedtail.privacy.ckks import make_keys
+from fedtail.privacy.shield import Shield
+from fedtail.protocol import OPEN_SUM, Payload
+from fedtail.training import GlobalPrior, ProxyPrior
+
+METHODS: dict[str, Method[Any]] = {
+    "fedavg": FedAvg(local=tiny.quick()),
+    "global counts": FedAvg(local=tiny.quick(), prior=GlobalPrior(), loss="balanced_softmax"),
+    "proxy": FedAvg(local=tiny.quick(), prior=ProxyPrior(), loss="balanced_softmax"),
+    "creff": CReFF(local=tiny.quick(), features=5, match_steps=5, head_epochs=5),
+    "redgrape": RedGrape(local=tiny.quick(), per_class=2),
+    "gbme-p": GBMEp(local=tiny.quick()),
+    "gbme": GBME(local=tiny.quick(), prior=GlobalPrior(), grouping="random", experts=2),
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_encrypted_equals_plain(name: str, keys: Path) -> None:
+    experiment = tiny.experiment(METHODS[name], tiny.norm_model, rounds=2)
+    plain = run(experiment)
+    found = run(experiment.but(encrypt=True, keys=str(keys)))
+    assert not any(record["dropped"] for record in found.history)
+    assert far(found, plain) < 1e-4
+    for mine, theirs in zip(found.history, plain.history, strict=True):
+        assert mine["clients"] == theirs["clients"]
+        for key, value in theirs["method"].items():
+            assert mine["method"][key] == pytest.approx(value, rel=1e-3, abs=1e-5)
+
+
+class Watched(Solo):
+    """Keeps what passes, as a curious server could."""
+
+    seen: list[tuple[str, Payload, Payload | None]]
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(place)
+        object.__setattr__(self, "seen", [])
+
+    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        done = super().perform(jobs)
+        for job, one in zip(jobs, done, strict=True):
+            self.seen.append((job.task.action, job.task.payload, one.payload))
+        return done
+
+
+def test_the_server_sees_no_number_of_one_client(keys: Path) -> None:
+    crews: list[Watched] = []
+
+    def crew(place: Workplace) -> Crew:
+        crews.append(Watched(place))
+        return crews[0]
+
+    summed(tiny.experiment(METHODS["redgrape"], rounds=1), keys, crew)
+    answers = [answer for action, _, answer in crews[0].seen if action == "train"]
+    assert len(answers) == 4
+    for answer in answers:
+        assert answer is not None
+        assert set(answer.tensors) == {"sealed/whole"}
+        assert answer.tensors["sealed/whole"].dtype == torch.uint8
+        # How many samples, steps and classes a client has is not there; the form is everybody's.
+        assert set(answer.scalars) == {"form whole", "within whole"}
+    assert len({str(answer.scalars) for answer in answers if answer is not None}) == 1
+    opened = [answer for action, _, answer in crews[0].seen if action == OPEN_SUM]
+    assert len(opened) == 1
+
+
+def test_bytes_are_those_of_the_ciphertexts_and_of_the_decryption(keys: Path) -> None:
+    crews: list[Watched] = []
+
+    def crew(place: Workplace) -> Crew:
+        crews.append(Watched(place))
+        return crews[0]
+
+    (record,) = summed(tiny.experiment(rounds=1), keys, crew).history
+    seen = crews[0].seen
+    assert record["bytes_down"] == sum(sent.nbytes for _, sent, _ in seen)
+    assert record["bytes_up"] == sum(got.nbytes for *_, got in seen if got is not None)
+    # The first client of the cohort decrypts: one more ciphertext goes down to it.
+    (extra,) = [sent.nbytes for action, sent, _ in seen if action == OPEN_SUM]
+    down = {int(client): pair[0] for client, pair in record["traffic"].items()}
+    first, *others = sorted(down)
+    assert down[first] == extra + down[others[0]]
+    assert len({down[client] for client in others}) == 1
+
+
+def test_a_shield_is_sent_without_the_key(keys: Path) -> None:
+    shield = Shield(keys)
+    held = shield.holder
+    arrived = pickle.loads(pickle.dumps(shield))
+    assert arrived._holder is None and shield._holder is held
+    assert arrived.holder.name == held.name
+
+
+@pytest.mark.slow
+def test_a_pool_has_the_key_and_its_parent_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise AssertionError("the server's process opened the secret key")
+
+    monkeypatch.setattr("fedtail.privacy.ckks.Keyholder.open", forbidden)
+    monkeypatch.setattr("fedtail.privacy.guard.make_keys", forbidden)
+    experiment = tiny.experiment(rounds=2)
+    found = run(experiment.but(encrypt=True, workers=2))
+    assert far(found, run(experiment)) < 1e-4
+
+
+def test_random_numbers_do_not_depend_on_encryption(keys: Path) -> None:
+    # Two exchanges a round: the client that decrypts after the first draws the same in the second.
+    method = TwiceTrained(local=tiny.quick())
+    assert far(summed(tiny.experiment(method), keys), run(tiny.experiment(method))) < 1e-4
+
+
+class TwiceTrained(FedAvg[Any]):
+    """Trains each cohort twice in a round."""
+
+    def round(self, s: Any, server: Any) -> Any:
+        s = yield from super().round(s, server)
+        return (yield from super().round(s, server))
+
+    def not_a_sum(self) -> str:
+        return ""
+
+
+def spoiled(change: Callable[[Payload], Payload], action: str = "train") -> Callable[..., Crew]:
+    """Return a crew in which client 0 answers one action in another way."""
+
+    class Spoiled(Solo):
+        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+            return [
+                Done(change(done.payload), done.state)
+                if done.payload is not None and job.task.client == 0 and job.task.action == action
+                else done
+                for job, done in zip(jobs, super().perform(jobs), strict=True)
+            ]
+
+    return Spoiled
+
+
+def cut(payload: Payload) -> Payload:
+    tensors = {name: t[:-100] for name, t in payload.tensors.items()}
+    return Payload(tensors, payload.scalars)
+
+
+def other_form(payload: Payload) -> Payload:
+    return Payload(payload.tensors, {**payload.scalars, "form whole": "{}"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(cut, "damaged or cut short"), (other_form, "other numbers")]
+)
+def test_a_client_with_a_bad_ciphertext_is_left_out(
+    keys: Path, change: Callable[[Payload], Payload], reason: str
+) -> None:
+    found = summed(tiny.experiment(per_round=6, rounds=1), keys, spoiled(change))
+    (record,) = found.history
+    assert [d["client"] for d in record["dropped"]] == [0]
+    assert reason in record["dropped"][0]["reason"]
+    assert record["clients"] == [1, 2, 3, 4, 5]
+
+
+def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    own, other = Shield(keys), Shield(tmp_path)
+
+    class Mixed(Solo):
+        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+            done = []
+            for job in jobs:
+                self.place.shield = other if job.task.client == 0 else own
+                done += super().perform([job])
+            return done
+
+    (record,) = summed(tiny.experiment(per_round=6, rounds=1), keys, Mixed).history
+    assert [d["client"] for d in record["dropped"]] == [0]
+    assert "made with another key" in record["dropped"][0]["reason"]
+
+
+def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
+    class Forgetful(Solo):
+        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+            (job, *_) = jobs
+            if job.task.action == OPEN_SUM and job.task.client < 2:
+                return [Done(None, job.state, "has lost the key")]
+            return super().perform(jobs)
+
+    experiment = tiny.experiment(per_round=6, rounds=1)
+    found = summed(experiment, keys, Forgetful)
+    assert found.metrics["clients"] == [0, 1, 2, 3, 4, 5]
+    assert far(found, run(experiment)) < 1e-4
+
+
+def test_if_nobody_can_decrypt_the_model_stays_and_the_reason_is_said(keys: Path) -> None:
+    class Keyless(Solo):
+        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+            if jobs[0].task.action == OPEN_SUM:
+                return [Done(None, job.state, "has lost the key") for job in jobs]
+            return super().perform(jobs)
+
+    (record,) = summed(tiny.experiment(rounds=1), keys, Keyless).history
+    assert record["clients"] == []
+    assert "no client could decrypt the sum (has lost the key)" in record["dropped"][0]["reason"]
+
+
+def test_a_sum_over_one_client_is_not_opened(keys: Path) -> None:
+    class Deserted(Solo):
+        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+            assert all(job.task.action != OPEN_SUM for job in jobs)
+            done = super().perform(jobs)
+            return [done[0], *(Done(None, job.state, "gone") for job in jobs[1:])]
+
+    (record,) = summed(tiny.experiment(rounds=1), keys, Deserted).history
+    assert record["clients"] == []
+    assert any("fewer than two clients" in d["reason"] for d in record["dropped"])
+
+
+def test_a_client_that_sends_nan_is_left_out(keys: Path) -> None:
+    method: FedAvg[Any] = FedAvg(local=tiny.quick(lr=1e30, epochs=5))
+    (record,) = summed(tiny.experiment(method, rounds=1), keys).history
+    assert any("sent NaN or infinity in model/" in d["reason"] for d in record["dropped"])
+
+
+class Chatty(FedAvg[Any]):
+    """Sends what it does not declare."""
+
+    def reply(self, run: Any) -> Payload:
+        sent = super().reply(run)
+        return Payload({**sent.tensors, "extra/w": torch.ones(1)}, sent.scalars, sent.summable)
+
+    def not_a_sum(self) -> str:
+        return ""
+
+
+def test_what_a_method_does_not_declare_ends_the_run(keys: Path) -> None:
+    with pytest.raises(FedtailError, match="cannot be protected: it sends 'extra'"):
+        summed(tiny.experiment(Chatty(local=tiny.quick())), keys)
+
+
+def test_a_round_of_one_client_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a round of one client cannot be encrypted"):
+        tiny.experiment(per_round=1, encrypt=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (FedAvg(buffers="first"), "takes the statistics of one client"),
+        (GBME(), "each client's own index; gbme-p sends it with noise"),
+        (GBME(grouping="label", prior=GlobalPrior()), "each client's own class counts"),
+        (Method.model_validate("ccvr"), "moments of each client's own classes"),
+    ],
+)
+def test_a_refusal_says_why(method: Method[Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        tiny.experiment(method, encrypt=True)
+
+
+class Silent(FedAvg[Any]):
+    """Weighs updates in a way of its own and says nothing of sums."""
+
+    def weights(self, s: Any, updates: Any, server: Any) -> list[float]:
+        return [1.0] * len(updates)
+
+
+def test_what_a_parent_says_does_not_count_for_a_child_with_its_own_server_half() -> None:
+    with pytest.raises(ValidationError, match="its 'weights' is its own, and nothing says"):
+        tiny.experiment(Silent(), encrypt=True)
+
+
+def test_an_encrypted_run_resumes(tmp_path: Path, keys: Path) -> None:
+    experiment = tiny.experiment(encrypt=True, keys=str(keys))
+    whole = run(experiment, out=tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    again = run(experiment.but(keys=""), out=tmp_path / "run", resume=True)
+    assert far(again, whole) < 1e-4

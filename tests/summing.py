@@ -1,0 +1,40 @@
+"""Runs in which the server is shown sums over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedtail import Experiment
+from fedtail.engines import Embedded
+from fedtail.engines.crew import Crew, Solo
+from fedtail.engines.protected import Protected
+from fedtail.engines.workplace import Workplace
+from fedtail.loop import Loop, Result
+from fedtail.privacy.ckks import Adder
+from fedtail.privacy.shield import Shield
+from fedtail.setting import prepare
+
+
+def summed(
+    experiment: Experiment,
+    keys: Path | None = None,
+    crew: Callable[[Workplace], Crew] = Solo,
+) -> Result:
+    """Run with protected updates, encrypted if there are keys, and hands of one's own."""
+    setting = prepare(experiment)
+    place = setting.workplace(Shield(keys))
+    embedded = Embedded(place)
+    embedded.crew = crew(place)
+    engine = Protected(embedded, None if keys is None else Adder.open(keys))
+    return Loop(setting, engine, None, ()).run(False)
+
+
+def far(found: Result, expected: Result) -> float:
+    """Return the largest relative distance of two models' tensors; counters are left out."""
+    distances = [0.0]
+    for name, t in expected.tensors.items():
+        if t.is_floating_point():
+            apart = (found.tensors[name].double() - t.double()).norm()
+            distances.append(float(apart / t.double().norm().clamp(min=1e-3)))
+    return max(distances)
