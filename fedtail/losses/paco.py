@@ -32,7 +32,7 @@ from fedtail.models.split import Output
 class PaCoLoss(LocalLoss):
     """Supervised contrast with class centres; α = 0 and γ = 0 is balanced softmax."""
 
-    alpha: float = Field(0.05, ge=0, description="α, weight of each positive sample")
+    alpha: float = Field(0.01, ge=0, description="α, weight of each positive sample")
     beta: float = Field(1.0, gt=0, description="β, weight of the sample's own class centre")
     gamma: float = Field(1.0, ge=0, description="γ, weight of samples in the denominator")
     temperature: float = Field(0.05, gt=0, description="τ of the comparison of samples")

@@ -26,7 +26,7 @@ class RIDELoss(LocalLoss):
     """Σ_i base(z_i) − λ T² KL(mean ‖ expert i); one expert gives the base loss."""
 
     base: LocalLoss = Field(LDAMLoss(), description="the loss of each expert's own logits")
-    diversity: float = Field(0.45, ge=0, description="λ, weight of being unlike the mean")
+    diversity: float = Field(0.2, ge=0, description="λ, weight of being unlike the mean")
     temperature: float = Field(1.0, gt=0, description="T, the largest temperature of a class")
     spread: float = Field(
         0.05, ge=0, lt=1, description="γ, how far temperatures follow the prior; 0: all are T"

@@ -71,7 +71,7 @@ def test_one_method_shows_the_fields_of_its_parts_and_of_theirs() -> None:
     (facts,) = json.loads(fedtail("methods", "ride", "--json").out)
     defaults = {each["name"]: each["default"] for each in facts["parameters"]}
     assert defaults["loss"] == "ride"
-    assert defaults["loss.diversity"] == 0.45
+    assert defaults["loss.diversity"] == 0.2
     assert defaults["loss.base"] == "ldam"
     assert defaults["loss.base.drw_start"] == 2 / 3
     rows = [line.split()[:2] for line in fedtail("methods", "ride").out.splitlines()]

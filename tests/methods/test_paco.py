@@ -166,7 +166,7 @@ def test_another_loss_is_refused() -> None:
 def test_the_papers_values_and_how_to_change_them() -> None:
     loss = PaCo().loss
     assert isinstance(loss, PaCoLoss)
-    assert (loss.alpha, loss.beta, loss.gamma, loss.temperature) == (0.05, 1.0, 1.0, 0.05)
+    assert (loss.alpha, loss.beta, loss.gamma, loss.temperature) == (0.01, 1.0, 1.0, 0.05)
     named: Method[Any] = Method.model_validate(
         {"name": "paco", "loss": {"alpha": 0.1}, "queue": 64}
     )

@@ -98,3 +98,10 @@ def test_fields_of_the_loss_inside_the_loss_can_be_set() -> None:
     fields = {"name": "ride", "loss": {"diversity": 0.2, "base": {"drw": False}}}
     expected = RIDE(loss=RIDELoss(diversity=0.2, base=LDAMLoss(drw=False)))
     assert Method.model_validate(fields) == expected
+
+
+def test_the_papers_values() -> None:
+    loss = RIDE().loss
+    assert isinstance(loss, RIDELoss)
+    assert (RIDE().experts, loss.diversity, loss.temperature, loss.spread) == (3, 0.2, 1.0, 0.05)
+    assert loss.base == LDAMLoss()
