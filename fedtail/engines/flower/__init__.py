@@ -1,1 +1,38 @@
-"""The Flower engine: the same methods, across processes and machines."""
+"""The Flower engine: the same methods, across processes and machines.
+
+What is here needs the extra ``fedtail[flower]``; it is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedtail.errors import FedtailError
+
+if TYPE_CHECKING:
+    from fedtail.engines.flower.launcher import Launch
+    from fedtail.engines.flower.own import client_app, handle
+    from fedtail.engines.flower.strategy import as_strategy
+
+__all__ = ["Launch", "as_strategy", "client_app", "handle"]
+
+_WHERE = {
+    "Launch": "launcher",
+    "as_strategy": "strategy",
+    "client_app": "own",
+    "handle": "own",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "flwr":
+            raise
+        raise FedtailError(
+            f"{name} needs Flower, which is not installed: pip install 'fedtail[flower]'"
+        ) from None

@@ -48,7 +48,9 @@ def serve(
         if notes["kind"] == "hello":
             content = to_records([], introduction(context))
         else:
-            kept = open_store(context, str(notes["run"])) if store is None else store
+            # A run that cannot be resumed has no name of its own, and takes Flower's number.
+            name = str(notes["run"] or context.run_id)
+            kept = open_store(context, name) if store is None else store
             shift = Shift(workplace(notes), kept, payloads)
             with numerics(notes["threads"]):
                 content = to_records(*shift.work(notes["jobs"]))

@@ -1,0 +1,162 @@
+"""The client half for people who have a Flower app: their model, their data, any method.
+
+The method and its hyper-parameters come with each message, as a registered name and checked fields.
+A message can start nothing but the marked actions of a registered method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedtail.data.augment import Augment
+from fedtail.data.dataset import Dataset, Samples, checked_samples
+from fedtail.data.federation import Federation
+from fedtail.engines.flower.speech import PublicError
+from fedtail.engines.flower.worker import Notes, introduction, serve
+from fedtail.engines.workplace import Workplace
+from fedtail.methods import Method
+from fedtail.models.split import SplitModel
+from fedtail.rng import contained, derive
+from fedtail.setting import choose_device, runs_on_images
+
+ModelMaker = nn.Module | Callable[[], nn.Module]
+LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
+
+
+def client_app(
+    model: ModelMaker,
+    data: Callable[[Context], Any],
+    augment: Augment | None = None,
+    device: str = "auto",
+) -> ClientApp:
+    """Return a whole client app.
+
+    Parameters
+    ----------
+    model
+        The network, or what makes it; the server has the same.
+    data
+        Given Flower's context (its ``node_config`` says which partition, or which folder, is this
+        node's), returns the local training data in any form that `handle` takes.
+    augment
+        Random changes of training images.
+    device
+        Where to train.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        return serve(
+            message, context, lambda n: workplace(n, context, model, data(context), augment, device)
+        )
+
+    app.train()(answer)
+    app.query("hello")(answer)
+    return app
+
+
+def handle(
+    message: Message,
+    context: Context,
+    model: ModelMaker,
+    dataset: Any,
+    augment: Augment | None = None,
+    device: str = "auto",
+) -> Message:
+    """Answer a ``train`` message of `as_strategy` inside an existing client app.
+
+    Parameters
+    ----------
+    message, context
+        What Flower gives the function.
+    model
+        The network, or what makes it.
+    dataset
+        A pair of tensors or arrays (inputs, labels); a `Dataset` of pairs, or of dictionaries with
+        one input and one label; or a `DataLoader` of such a dataset.
+    augment, device
+        As in `client_app`.
+    """
+    return serve(message, context, lambda n: workplace(n, context, model, dataset, augment, device))
+
+
+def workplace(
+    notes: Notes,
+    context: Context,
+    model: ModelMaker,
+    dataset: Any,
+    augment: Augment | None,
+    device: str,
+) -> Workplace:
+    """Return the place where this node's tasks are done."""
+    if "method" not in notes:
+        raise PublicError("was sent no method: the server is not one of as_strategy or serve")
+    method: Method[Any] = Method.model_validate(notes["method"])
+    x, y = tensors_of(dataset)
+    samples = checked_samples(x, y, int(notes["classes"]), "the local data")
+    where = choose_device(device)
+    base, trained = networks(model, method, int(notes["seed"]), where)
+    client = introduction(context)["partition"]
+    parts = [np.empty(0, np.int64)] * client + [np.arange(len(samples))]
+    names = tuple(str(c) for c in range(int(notes["classes"])))
+    images = runs_on_images(trained, where)
+    federation = Federation(
+        Dataset(samples, nothing(samples), names), parts, augment, where, images
+    )
+    return Workplace(federation, method, base, trained, int(notes["seed"]), where)
+
+
+def networks(
+    model: ModelMaker, method: Method[Any], seed: int, device: torch.device
+) -> tuple[SplitModel, SplitModel]:
+    """Return the user's network and the one that the method trains, on the device."""
+    with contained(derive(seed, "model")):
+        module = model if isinstance(model, nn.Module) else model()
+        base = module if isinstance(module, SplitModel) else SplitModel(module)
+        trained = method.build_model(base)
+    images = runs_on_images(trained, device)
+    for network in (base, trained):
+        network.to(device)
+        if images:
+            cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
+    return base, trained
+
+
+def nothing(like: Samples) -> Samples:
+    """Return no samples of the same shape."""
+    return Samples(torch.empty(0, *like.x.shape[1:]), torch.empty(0, dtype=torch.int64))
+
+
+def tensors_of(dataset: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of whatever holds the local data."""
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        dataset = dataset.dataset
+    if isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "shape"):
+        return torch.as_tensor(dataset[0]), torch.as_tensor(dataset[1])
+    pairs = [_pair(dataset[i]) for i in range(len(dataset))]
+    if not pairs:
+        raise PublicError("has no local data")
+    return torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs])
+
+
+def _pair(item: Any) -> tuple[Tensor, int]:
+    if isinstance(item, Mapping):
+        label = next((name for name in LABELS if name in item), None)
+        inputs = [value for value in item.values() if isinstance(value, Tensor) and value.ndim]
+        if label is None or len(inputs) != 1:
+            raise PublicError(
+                "has data of an unknown form: a sample is a pair of input and label, or a "
+                f"dictionary with one tensor and one of {', '.join(LABELS)}"
+            )
+        return inputs[0], int(item[label])
+    x, y = item
+    if not isinstance(x, Tensor):
+        raise PublicError("has inputs that are not tensors: transform them first")
+    return x, int(y)

@@ -1,0 +1,148 @@
+"""A federation of real processes, for the slow tests: bounded in time, and nothing is left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedtail.engines.flower.processes import descendants
+from fedtail.engines.wire import unpack_tensors
+from fedtail.state import digest
+
+PLUGIN = '''
+"""Clients that misbehave when a file tells them to."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from fedtail import FedAvg, Method, Payload
+
+ORDERS = Path(__file__).with_name("orders")
+
+
+@Method.register("unruly")
+class Unruly(FedAvg):
+    """FedAvg whose client k does what the file orders/k says."""
+
+    family = "test"
+    paper = "none"
+
+    def reply(self, run):
+        payload = super().reply(run)
+        file = ORDERS / f"{run.client.id}-{run.client.round}"
+        order = file.read_text() if file.exists() else ""
+        (ORDERS / f"seen-{run.client.id}-{run.client.round}").touch()
+        if order == "raise":
+            raise ValueError("patient 0815 is ill")
+        if order == "sleep":
+            time.sleep(600)
+        spoil = {"nan": lambda t: t * float("nan"), "shape": lambda t: t[:1]}.get(order)
+        if spoil is None:
+            return payload
+        return Payload({n: spoil(t) for n, t in payload.tensors.items()}, payload.scalars)
+'''
+
+QUICK = [
+    "--clients",
+    "3",
+    "--epochs",
+    "1",
+    "--imbalance",
+    "10",
+    "--model",
+    "mlp",
+    "model.hidden=[16]",
+]
+"""A federation whose training takes no time beside that of starting processes."""
+
+
+class Run:
+    """A `fedtail run` in a process of its own."""
+
+    def __init__(self, folder: Path, words: list[str], log: Path) -> None:
+        self.folder = folder
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedtail", *words], stdout=file, stderr=file, cwd=log.parent
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def until(self, ready: Callable[[], object], seconds: float) -> None:
+        """Wait for something to happen while the run goes on."""
+        until = time.monotonic() + seconds
+        while not ready():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < until, self.output
+            time.sleep(0.1)
+
+    def end(self, seconds: float) -> int:
+        """Wait for the end, and return the exit code."""
+        return self.process.wait(seconds)
+
+    def records(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def digest(self) -> str:
+        return digest(unpack_tensors((self.folder / "model.safetensors").read_bytes(), "a model"))
+
+    def family(self) -> dict[int, str]:
+        """Return the command line of every process that the run started."""
+        found = {}
+        for pid, _ in descendants(self.process.pid):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            found[pid] = line
+        return found
+
+    def find(self, *words: str) -> list[int]:
+        return [pid for pid, line in self.family().items() if all(word in line for word in words)]
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator[Run]:
+    """Start a run; whatever the test does, nothing of it is left afterwards."""
+    made = Run(folder, list(words), folder.with_suffix(".log"))
+    family: set[int] = set()
+    try:
+        yield made
+        family = set(made.family())
+    finally:
+        if made.process.poll() is None:
+            made.process.send_signal(signal.SIGTERM)
+        try:
+            made.process.wait(60)
+        except subprocess.TimeoutExpired:
+            made.process.kill()
+    time.sleep(1)
+    assert [pid for pid in family if Path(f"/proc/{pid}").exists() and not zombie(pid)] == []
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def kill(pids: list[int]) -> None:
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

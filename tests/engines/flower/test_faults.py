@@ -1,0 +1,117 @@
+"""What real federations meet: nodes, clients, servers and links that fail. No run hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from real import PLUGIN, QUICK, Run, kill, running
+
+from fedtail.engines.flower.processes import free_ports, start, stop
+from fedtail.engines.flower.superlink import tool
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
+
+ON_FLOWER = ["--engine", "flower", "--nodes", "3"]
+
+
+def unruly(folder: Path, **orders: str) -> list[str]:
+    """Write the plug-in and what its clients are ordered to do: ``c0r1="raise"``."""
+    (folder / "orders").mkdir()
+    (folder / "unruly.py").write_text(PLUGIN)
+    for key, order in orders.items():
+        client, round = key[1:].split("r")
+        (folder / "orders" / f"{client}-{round}").write_text(order)
+    return ["--method", "unruly", "--plugin", "unruly.py", *QUICK]
+
+
+def dropped(run: Run) -> dict[int, dict[int, str]]:
+    """Return who was left out of each round, and why."""
+    return {r["round"]: {d["client"]: d["reason"] for d in r["dropped"]} for r in run.records()}
+
+
+def test_clients_that_raise_send_nan_or_a_wrong_shape_are_left_out(tmp_path: Path) -> None:
+    words = unruly(tmp_path, c0r1="raise", c1r2="nan", c2r2="shape")
+    out = tmp_path / "run"
+    with running(out, "run", *words, "--rounds", "2", *ON_FLOWER, "--out", str(out)) as run:
+        assert run.end(400) == 0, run.output
+    lost = dropped(run)
+    assert re.fullmatch(
+        r"ValueError \(unruly.py, line \d+\); the client's own log has the text", lost[1].pop(0)
+    )
+    assert lost[1] == {}
+    assert lost[2][1].startswith("sent NaN or infinity in model/")
+    assert re.match(r"sent model/\S+ of shape \(1,.*\), not \(", lost[2][2])
+    # The text stays on the client: only the log of its node has it.
+    holders = [p.name for p in out.rglob("*") if p.is_file() and b"0815" in p.read_bytes()]
+    assert holders == ["node-0.log"]
+    lines = [json.loads(x) for x in (out / "flower" / "exchanges.jsonl").read_text().splitlines()]
+    assert [line["replied"] for line in lines] == [[1, 2], [0, 1, 2]]
+    assert all(line["wire_up"] > line["bytes_up"] > 0 for line in lines)
+
+
+def test_a_node_dies_in_mid_round_and_another_takes_its_place(tmp_path: Path) -> None:
+    words = unruly(tmp_path, c1r1="sleep")
+    out = tmp_path / "run"
+    with running(out, "run", *words, "--rounds", "4", *ON_FLOWER, "--out", str(out)) as run:
+        run.until((tmp_path / "orders" / "seen-1-1").exists, 300)
+        (link,) = run.find("flower-superlink")
+        address = re.search(r"--port (\d+)", run.family()[link])
+        kill([*run.find("flower-supernode", "partition-id=1"), *run.find("flwr-clientapp")])
+        (port,) = free_ports(1)
+        command = [tool("flower-supernode"), "--insecure", "--port", str(port)]
+        command += ["--superlink", f"127.0.0.1:{address and address[1]}"]
+        command += ["--node-config", "partition-id=1 num-partitions=3"]
+        env = {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+        back = start("node", command, tmp_path / "node.log", env)
+        try:
+            assert run.end(600) == 0, run.output
+        finally:
+            stop([back])
+    lost = dropped(run)
+    assert lost[1][1] in ("its node went offline", "its client app was killed")
+    assert lost[4] == {}, "the new node serves client 1 again"
+    assert "node-1 ended with exit code -9" in run.output
+
+
+def test_a_killed_server_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    words = ["run", "--method", "scaffold", *QUICK, "--rounds", "3"]
+    here, out = tmp_path / "here", tmp_path / "run"
+    with running(here, *words, "--out", str(here)) as embedded:
+        assert embedded.end(200) == 0, embedded.output
+    with running(out, *words, *ON_FLOWER, "--out", str(out)) as run:
+        run.until(lambda: (out / "checkpoint" / "manifest.json").exists(), 300)
+        kill(run.find("flwr-serverapp"))
+        assert run.end(60) == 1
+    assert "the server app was killed" in run.output
+    assert f"go on with: fedtail run --resume {out}" in run.output
+    with running(out, "run", "--resume", str(out)) as again:
+        assert again.end(400) == 0, again.output
+    assert again.digest() == embedded.digest()
+
+
+def test_a_killed_superlink_is_said_with_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
+    with running(out, *words) as run:
+        run.until(run.records, 300)
+        kill(run.find("flower-superlink"))
+        assert run.end(60) == 1
+    assert "error: the superlink ended with exit code -9" in run.output
+    assert f"go on with: fedtail run --resume {out}" in run.output
+
+
+def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
+    with running(out, *words) as run:
+        run.until(lambda: run.find("flwr-serverapp"), 300)
+        family = run.family()
+        assert len([line for line in family.values() if "flower-supernode" in line]) >= 3
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(60) == 130
+        assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
+    assert f"go on with: fedtail run --resume {out}" in run.output

@@ -1,0 +1,81 @@
+"""TLS and node authentication, with real processes: who has no registered key does not get in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real import QUICK, running
+
+from fedtail.engines.flower.processes import Started, free_ports, start, stop
+from fedtail.engines.flower.superlink import Federation, tool
+from fedtail.engines.flower.tls import make_node_key
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A SuperLink that wants TLS and keys."""
+    home = tmp_path_factory.mktemp("tls")
+    made = Federation(home, home, tls=True)
+    try:
+        made.open()
+        yield made
+    finally:
+        stop(made.started)
+
+
+def node(federation: Federation, name: str, *options: str) -> Started:
+    (port,) = free_ports(1)
+    command = [tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}"]
+    command += ["--port", str(port), "--node-config", "partition-id=0", "--max-retries", "2"]
+    log = federation.logs / f"{name}.log"
+    return start(name, [*command, *options], log, federation.env)
+
+
+def ended(started: Started, seconds: float = 120) -> int:
+    """Return the exit code of a node that was not let in."""
+    until = time.monotonic() + seconds
+    try:
+        while started.process.poll() is None:
+            assert time.monotonic() < until, started.log.read_text()
+            time.sleep(0.2)
+    finally:
+        stop([started])
+    return started.process.returncode
+
+
+def test_an_unregistered_node_is_refused(federation: Federation) -> None:
+    private, _ = make_node_key(federation.home, "stranger")
+    assert federation.certificates is not None
+    trust = ["--root-certificates", str(federation.certificates.authority)]
+    refused = node(federation, "stranger", *trust, "--auth-supernode-private-key", str(private))
+    assert ended(refused) != 0
+    assert "online" not in str(federation.flwr("supernode", "list", "fedtail", "--format", "json"))
+
+
+def test_a_node_without_a_key_is_refused(federation: Federation) -> None:
+    assert federation.certificates is not None
+    trust = ["--root-certificates", str(federation.certificates.authority)]
+    assert ended(node(federation, "keyless", *trust)) != 0
+
+
+def test_a_plaintext_node_is_refused(federation: Federation) -> None:
+    assert ended(node(federation, "plain", "--insecure")) != 0
+
+
+def test_a_run_over_tls_with_registered_nodes_gives_the_same_model(tmp_path: Path) -> None:
+    words = ["run", *QUICK, "--rounds", "1"]
+    here, there = tmp_path / "here", tmp_path / "there"
+    with running(here, *words, "--out", str(here)) as embedded:
+        assert embedded.end(200) == 0, embedded.output
+    on = ["--engine", "flower", "--nodes", "2", "--tls"]
+    with running(there, *words, *on, "--out", str(there)) as run:
+        assert run.end(400) == 0, run.output
+    assert run.digest() == embedded.digest()
+    assert run.records()[0]["dropped"] == []
+    # Keys and certificates are gone with the federation.
+    assert not [p for p in there.rglob("*") if p.suffix in (".key", ".pem", ".crt", ".pub")]
