@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from fedtail.cli import compare as _compare
+from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
 from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command(epilog=_run.EXAMPLES)(_run.run)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
 app.command(epilog=_split.EXAMPLES)(_split.split)
+app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)
 app.add_typer(data, name="data")
 

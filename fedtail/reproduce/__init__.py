@@ -1,0 +1,5 @@
+"""The papers' tables as recipes: protocol, reference values, and what we measure beside them."""
+
+from fedtail.reproduce.recipe import Cell, Recipe, find, load, recipes
+
+__all__ = ["Cell", "Recipe", "find", "load", "recipes"]
