@@ -72,6 +72,7 @@ class PerFedAvg(FedAvg[ModelState]):
         for first, second in zip(batches, batches, strict=True):
             for index, step in ((first, self.inner_step), (second, self.step)):
                 x, y = client.data.batch(index, augmentation)
+                run.index = index
                 with normalisable(norms, len(y)):
                     step(run, x, y)
             run.steps += 1

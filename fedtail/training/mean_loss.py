@@ -8,6 +8,8 @@ from fedtail.data.federation import ClientData
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.models.split import SplitModel
 
+BATCH = 500
+
 
 def mean_loss(model: SplitModel, data: ClientData, loss: LocalLoss, context: LossContext) -> float:
     """Return the mean loss of the model as it is, on samples as they are; 0 if there are none.
@@ -17,7 +19,7 @@ def mean_loss(model: SplitModel, data: ClientData, loss: LocalLoss, context: Los
     total = 0.0
     model.eval()
     with torch.no_grad():
-        for index in torch.split(torch.arange(len(data)), 500):
-            x, y = data.batch(index)
+        for start in range(0, len(data), BATCH):
+            x, y = data.batch(torch.arange(start, min(start + BATCH, len(data))))
             total += len(y) * float(loss(model.output(x), y, context))
     return total / max(len(data), 1)

@@ -143,6 +143,13 @@ def test_a_client_without_samples_has_no_say() -> None:
     assert torch.equal(empty.model["0.weight"], linear().tensors()["0.weight"])
 
 
+def test_a_client_without_samples_answers_nonetheless() -> None:
+    data = tiny.federation([[1.0]], [0], [[0], []])
+    payload = Payload(grouped("model", linear().tensors()))
+    reply = CLIMB().train(payload, tiny.client(data, 1, linear()))
+    assert reply.scalars == {"samples": 0, "steps": 0, "loss": 0.0}
+
+
 def test_the_loss_is_that_of_the_received_model_on_samples_as_they_are() -> None:
     method = CLIMB(local=STEP)
     reply = method.train(
