@@ -10,7 +10,16 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
-from fedtail import IID, Arrays, Experiment, Exponential, FedAvg, FedtailError, ModelState
+from fedtail import (
+    IID,
+    Arrays,
+    Experiment,
+    Exponential,
+    FedAvg,
+    FedtailError,
+    Method,
+    ModelState,
+)
 from fedtail.cli.results import Line, as_csv
 from fedtail.cli.tables import show_lines
 from fedtail.experiment import make_experiment
@@ -31,6 +40,22 @@ def test_without_server_data_it_is_refused_in_one_sentence() -> None:
         "method 'learned' needs labelled samples on the server, which no client holds: say how "
         "many of each class, for example server_per_class=32"
     ) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", list(Method.registry))
+def test_what_a_method_lists_and_what_is_checked_agree(name: str) -> None:
+    cls = Method.registry[name]
+    told = [need for need in cls.needs if "server data" in need]
+    assert told == ([] if cls.server_data == "none" else [f"{cls.server_data} server data"])
+
+
+def test_the_methods_that_need_some() -> None:
+    kinds = {name: Method.registry[name].server_data for name in Method.registry}
+    assert {name: kind for name, kind in kinds.items() if kind != "none"} == {
+        "ratio-loss": "labelled",
+        "feddf": "unlabelled",
+        "fedbe": "unlabelled",
+    }
 
 
 def test_a_method_that_needs_none_is_not_asked() -> None:
