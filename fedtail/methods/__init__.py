@@ -12,6 +12,7 @@ from fedtail.methods.crt_ib import CRTIB
 from fedtail.methods.fed_focal import FedFocal
 from fedtail.methods.fedadagrad import FedAdagrad
 from fedtail.methods.fedadam import FedAdam
+from fedtail.methods.fedalign import FedAlign
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedavgm import FedAvgM
 from fedtail.methods.fedbe import FedBE
@@ -52,6 +53,7 @@ __all__ = [
     "CentralisedBSM",
     "FedAdagrad",
     "FedAdam",
+    "FedAlign",
     "FedAvg",
     "FedAvgM",
     "FedBE",

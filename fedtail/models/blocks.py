@@ -37,6 +37,8 @@ class PadShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
+        self.inputs = inputs
+        self.outputs = outputs
         self.stride = stride
         self.before = (outputs - inputs) // 2
         self.after = outputs - inputs - self.before
