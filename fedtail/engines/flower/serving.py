@@ -1,0 +1,168 @@
+"""The server half for a federation of machines: the loop of every run, without the clients' data.
+
+The server has the test set, the class names and the network, as agreed in the app. What the clients
+hold it never sees; a run leaves the same folder as an embedded one and is resumed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid
+from pydantic import Field
+
+from fedtail.callbacks import Callback
+from fedtail.data.dataset import Dataset, Samples, Source, checked_samples
+from fedtail.data.federation import Federation
+from fedtail.data.longtail import NoTail
+from fedtail.data.partitions import Natural
+from fedtail.data.split import Recipe, Split
+from fedtail.engines.flower.crew import FlowerCrew, Terms
+from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.own import ModelMaker, networks
+from fedtail.engines.flower.roster import Roster
+from fedtail.engines.workplace import numerics
+from fedtail.errors import FedtailError
+from fedtail.experiment import Experiment
+from fedtail.folder import RunFolder
+from fedtail.loop import Loop, Result, own_callbacks
+from fedtail.methods import Method
+from fedtail.setting import Setting, choose_device, runs_on_images
+
+
+class OnClients(Source):
+    """Training data that only clients have."""
+
+    name: ClassVar[str] = "on_clients"
+    shapes: dict[str, list[int]] = Field(description="the shape of the test set")
+
+
+@dataclass(frozen=True)
+class Remote(Setting):
+    """A setting whose training data is elsewhere."""
+
+    agreed: tuple[int, ...] = ()
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """The class counts that the app names, or zeros: classes then rank by their number."""
+        return self.agreed or (0,) * self.dataset.num_classes
+
+
+def serve(
+    grid: Grid,
+    context: Context,
+    *,
+    method: Method[Any],
+    model: ModelMaker,
+    test: tuple[Any, Any],
+    classes: Sequence[str],
+    class_counts: Sequence[int] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run a method on the clients of a federation and leave a run folder.
+
+    The run's configuration (``[tool.flwr.app.config]``, or ``flwr run --run-config``) says
+    ``clients``, ``rounds`` and ``out``, and may say ``per-round``, ``min-clients``, ``seed``,
+    ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
+    there) and ``resume``.
+
+    Parameters
+    ----------
+    grid, context
+        What Flower gives the main function of a server app.
+    method
+        What is trained, and how.
+    model
+        The network, or what makes it; the clients' app has the same.
+    test
+        Inputs and labels of the agreed test set, inputs as the network takes them.
+    classes
+        The names of the agreed classes; a label is a position in them.
+    class_counts
+        How many samples of each class all clients have together, if they agreed to tell: it decides
+        which classes the scores call many-, medium- and few-shot, and nothing else.
+    callbacks
+        What watches.
+    """
+    config = dict(context.run_config)
+    folder = RunFolder(Path(str(config["out"])).expanduser().resolve())
+    resume = bool(config.get("resume", False))
+    folder.must_be_a_run() if resume else folder.must_be_new()
+    setting = remote(config, method, model, test, tuple(classes), tuple(class_counts))
+    experiment = setting.experiment
+    desk = Desk(folder.path)
+    with numerics(experiment.threads), ExitStack() as stack:
+        watchers = [*callbacks, *own_callbacks(experiment, folder)]
+        for watcher in watchers:
+            stack.callback(watcher.close)
+        join = float(config.get("join", 600.0))
+        roster = Roster(grid, len(setting.federation), join)
+        roster.assemble(join)
+        crew = crew_of(grid, roster, setting, folder.path.name, float(config.get("deadline", 3600)))
+        loop = Loop(setting, Flower(crew), folder, watchers)
+        loop.begin()
+        desk.clear()
+        crew.journal = desk.journal
+        with desk.attended():
+            return loop.run(resume)
+
+
+def crew_of(grid: Grid, roster: Roster, setting: Setting, run: str, deadline: float) -> FlowerCrew:
+    """Return the crew that carries this setting's tasks to clients with data of their own."""
+    experiment = setting.experiment
+    terms = Terms(
+        run=run,
+        deadline=deadline,
+        threads=experiment.threads,
+        checkpoint_every=experiment.checkpoint_every,
+        method=experiment.method.describe(),
+        more={"seed": experiment.seed, "classes": setting.dataset.num_classes},
+    )
+    return FlowerCrew(grid, roster, terms, setting.workplace())
+
+
+def remote(
+    config: dict[str, Any],
+    method: Method[Any],
+    model: ModelMaker,
+    test: tuple[Any, Any],
+    classes: tuple[str, ...],
+    class_counts: tuple[int, ...],
+) -> Remote:
+    """Return the setting of a federation whose training data stays where it is."""
+    if class_counts and len(class_counts) != len(classes):
+        raise FedtailError(f"{len(class_counts)} class counts for {len(classes)} classes")
+    held = checked_samples(test[0], test[1], len(classes), "the test set")
+    named = {"per_round": "per-round", "min_clients": "min-clients"}
+    fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
+    given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
+    shape = list(held.x.shape)
+    experiment = Experiment(
+        method=method, data=OnClients(shapes={"x_test": shape}), model=model, **given
+    )
+    if experiment.clients is None:
+        raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
+    device = choose_device(experiment.device)
+    base, trained = networks(model, method, experiment.seed, device)
+    base.check(held.x[torch.arange(min(2, len(held)))].to(device).float(), len(classes))
+    none = Samples(torch.empty(0, *shape[1:]), torch.empty(0, dtype=torch.int64))
+    parts = [np.empty(0, np.int64)] * experiment.clients
+    empty = np.empty(0, np.int64)
+    recipe = Recipe(
+        tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
+    )
+    dataset = Dataset(none, held, classes)
+    federation = Federation(dataset, parts, None, device, runs_on_images(trained, device))
+    split = Split(recipe, empty, len(classes), empty, parts, empty)
+    return Remote(
+        experiment, dataset, split, federation, base, trained, device, agreed=class_counts
+    )
