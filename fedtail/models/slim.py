@@ -137,4 +137,5 @@ def top_singular_value(matrices: Tensor, iterations: int = 10) -> Tensor:
             u = nn.functional.normalize(u, dim=1)
             u = matrices @ (matrices.transpose(1, 2) @ u)
         u = nn.functional.normalize(u, dim=1)
-    return torch.linalg.vector_norm(matrices.transpose(1, 2) @ u, dim=(1, 2))
+    values: Tensor = torch.linalg.vector_norm(matrices.transpose(1, 2) @ u, dim=(1, 2))
+    return values
