@@ -77,6 +77,7 @@ from fedtail.methods import (
     action,
 )
 from fedtail.models import ModelSpec, Output, SplitModel, experts
+from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.training import (
     BatchSampler,
@@ -167,6 +168,7 @@ __all__ = [
     "Pathological",
     "Payload",
     "PerFedAvg",
+    "Privacy",
     "PrivateProxyPrior",
     "Progress",
     "ProxyPrior",

@@ -22,6 +22,7 @@ from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
+from fedtail.privacy.config import Privacy
 
 # What a description says in place of fields where it can only name what it was made from.
 MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
@@ -63,6 +64,7 @@ class Experiment(Config):
     encrypt: bool = Field(
         False, description="clients encrypt what they send, and the server adds ciphertexts"
     )
+    privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
     keys: str = Field(
         "",
         description="folder with keys of `fedtail keys`; by default new ones, gone when it ends",
@@ -136,7 +138,8 @@ class Experiment(Config):
     @property
     def protected(self) -> str:
         """What happens to updates before they leave clients, in a word; nothing by default."""
-        return "encrypted" if self.encrypt else ""
+        private = "made differentially private" if self.privacy.on else ""
+        return "encrypted" if self.encrypt else private
 
     @property
     def server_data(self) -> str:

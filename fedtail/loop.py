@@ -26,6 +26,7 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import personal_scores, scores
+from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
 from fedtail.protocol import Exchange, Scalar, Server, Task, Tensors
 from fedtail.setting import Setting, prepare
@@ -177,7 +178,7 @@ def run(
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
-        guard = stack.enter_context(guarded(experiment))
+        guard = stack.enter_context(guarded(setting))
         place = setting.workplace(guard.shield)
         embedded = Embedded(place, experiment.workers, experiment.threads, experiment.plugins)
         stack.callback(embedded.close)
@@ -185,7 +186,7 @@ def run(
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
-        return Loop(setting, engine, folder, watchers).run(resume)
+        return Loop(setting, engine, folder, watchers, guard.budget).run(resume)
 
 
 def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
@@ -207,6 +208,7 @@ class Loop:
     engine: Engine
     folder: RunFolder | None
     callbacks: Sequence[Callback]
+    budget: Budget | None = None
     tested: dict[str, Tensor] | None = None  # the model of the last test
 
     def run(self, resume: bool) -> Result:
@@ -231,8 +233,13 @@ class Loop:
         else:
             state, history = saved.state, self.history(saved.round)
             self.engine.states.update(saved.client_states)
+            if self.budget is not None:
+                self.budget.recall(history)
         self.tell_start(saved.round if saved else 0)
         for number in range(len(history) + 1, experiment.rounds + 1):
+            if not self.affords(number):
+                self.warn([f"the privacy budget is spent after round {number - 1}"])
+                break
             # 3. The exchanges of the round, then the test, then everything that watches.
             began = time.perf_counter()
             server = self.setting.server(number)
@@ -249,6 +256,10 @@ class Loop:
                 callback.on_snapshot(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
+
+    def affords(self, number: int) -> bool:
+        """Whether the privacy budget, if there is one, allows for this round."""
+        return self.budget is None or self.budget.affords(number)
 
     def restore(self, kind: type[Any]) -> Snapshot | None:
         """Return what the run's checkpoint holds, if it got that far."""
@@ -319,7 +330,7 @@ class Loop:
         self, number: int, state: Any, server: Server, ledger: Ledger, began: float
     ) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``."""
-        last = number == server.rounds
+        last = number == server.rounds or not self.affords(number + 1)
         tested = last or number % self.setting.experiment.eval_every == 0
         extra = Ledger()
         found = self.test(state, server, extra) if tested else dict.fromkeys(SCORES)
@@ -338,6 +349,7 @@ class Loop:
             "dropped": [{"client": d.client, "reason": d.reason} for d in ledger.dropped],
             "traffic": {str(client): ledger.traffic[client] for client in sorted(ledger.traffic)},
             "method": dict(server.logged),
+            **({} if self.budget is None else {"privacy": self.budget.record(number)}),
         }
 
     def test(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Any]:
@@ -384,7 +396,7 @@ class Loop:
 
     def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
         """Ship the model and tell everyone."""
-        server = self.setting.server(self.setting.experiment.rounds)
+        server = self.setting.server(len(history))
         # A run that was killed after its last round has not tested in this process.
         tensors = self.tested or self.shippable(state, server, Ledger())
         if self.folder is not None:

@@ -64,7 +64,7 @@ class Progress(Callback):
         """Show the round."""
         self._round, self._round_at = record["round"], self._clock()
         self._bytes += traffic(record)
-        scores = _scores(record)
+        scores = "  ".join(part for part in (_scores(record), _budget(record)) if part)
         if self._live is not None:
             self._scores = scores or self._scores
             self._bar.update(self._task, completed=self._round)
@@ -142,6 +142,12 @@ def human_seconds(seconds: float) -> str:
 
 def _scores(record: Record) -> str:
     return "  ".join(f"{key} {record[key]:.4f}" for key in SHOWN if record.get(key) is not None)
+
+
+def _budget(record: Record) -> str:
+    """Return what of the privacy budget is spent, if there is one."""
+    spent = record.get("privacy")
+    return f"epsilon {spent['epsilon']:.3g} of {spent['budget']:g}" if spent else ""
 
 
 def _from(done: int) -> str:

@@ -10,10 +10,12 @@ import typer
 from pydantic import ValidationError
 
 from fedtail.cli import compare as _compare
+from fedtail.cli import keys as _keys
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
 from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
+from fedtail.cli.flower import app as flower
 from fedtail.cli.methods import methods
 from fedtail.errors import FedtailError, RunStopped, sentence
 from fedtail.version import __version__
@@ -29,7 +31,9 @@ app.command(epilog=_compare.EXAMPLES)(_compare.compare)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)
+app.command(epilog=_keys.EXAMPLES)(_keys.keys)
 app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
 
 
 def _version(asked: bool) -> None:

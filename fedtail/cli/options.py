@@ -99,6 +99,20 @@ FLAGS = {
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps (default auto)"
     ),
+    "encrypt": Flag(
+        "encrypt",
+        bool,
+        "",
+        RUNNING,
+        "clients encrypt what they send; the server sees only sums (extra privacy)",
+    ),
+    "epsilon": Flag(
+        "privacy.epsilon",
+        float,
+        "E",
+        TRAINING,
+        "differential privacy of whole clients: the budget of the run (default: none)",
+    ),
     "min_clients": Flag("min_clients", int, "N", RUNNING),
     "eval_every": Flag("eval_every", int, "N", RUNNING),
 }
@@ -171,7 +185,7 @@ def _parameter(name: str) -> inspect.Parameter:
     flag = FLAGS[name]
     option = typer.Option(
         f"--{name.replace('_', '-')}",
-        metavar=flag.metavar,
+        metavar=flag.metavar or None,
         help=flag.help,
         rich_help_panel=flag.group,
         show_default=False,

@@ -18,9 +18,12 @@ from fedtail.engines.base import ClientStates, Dropped, Engine, Replies
 from fedtail.errors import FedtailError
 from fedtail.metrics import Evaluation
 from fedtail.privacy.additive import NotASum, Total, form_length
+from fedtail.privacy.budget import Budget
 from fedtail.privacy.ckks import Adder, Damaged
-from fedtail.privacy.shield import OPENED, PARTIES, SEALED
+from fedtail.privacy.clipping import restored
+from fedtail.privacy.shield import OPENED, PARTIES, SEALED, secret_generator
 from fedtail.protocol import OPEN_SUM, ClientId, Payload, Scalar, Task, Tensors, Update
+from fedtail.rng import torch_generator
 
 FEWEST = 2
 """A sum over one client is that client's update."""
@@ -75,11 +78,24 @@ class Protected:
         What carries the messages; its clients have the other half (`fedtail.privacy.Shield`).
     adder
         The server's half of the keys; none if the addends are not encrypted.
+    budget
+        What is spent by showing noisy sums; none without differential privacy.
+    seed
+        Of the server's noise.
     """
 
-    def __init__(self, engine: Engine, adder: Adder | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        adder: Adder | None = None,
+        budget: Budget | None = None,
+        seed: int = 0,
+    ) -> None:
         self.engine = engine
         self.adder = adder
+        self.budget = budget
+        self.seed = seed
+        self.releases: Counter[int] = Counter()
         self.states: ClientStates = engine.states
         self.tested: int | None = None  # the round whose clients' own models are being tested
 
@@ -96,6 +112,8 @@ class Protected:
         replies = replace(replies, traffic=traffic.bytes)
         if not any(update.payload.group(SEALED) for update in replies.updates):
             return replies
+        if self.budget is not None:
+            self.budget.note(tasks, round)
         replies = self.checked(replies)
         piles = pile_up(replies.updates)
         if any(len(pile.members) < FEWEST for pile in piles):
@@ -106,10 +124,31 @@ class Protected:
         except Unopened as error:
             return without(replies, str(error))
         totals = [
-            Total.of(pile.form, numbers, len(pile.members))
+            self.shown(Total.of(pile.form, numbers, len(pile.members)), len(tasks), round)
             for pile, numbers in zip(piles, sums, strict=True)
         ]
-        return replace(replies, updates=rebuilt(replies.updates, piles, totals))
+        updates = rebuilt(replies.updates, piles, totals)
+        if self.budget is not None:
+            sent = {task.client: task.payload for task in tasks}
+            updates = [
+                Update(
+                    u.client,
+                    replace(u.payload, tensors=restored(u.payload.tensors, sent[u.client])),
+                )
+                for u in updates
+            ]
+        return replace(replies, updates=updates)
+
+    def shown(self, total: Total, asked: int, round: int) -> Total:
+        """Return what the method may see of a sum: with noise, where the server adds it."""
+        if self.budget is None:
+            return total
+        privacy = self.budget.privacy
+        sigma = self.budget.sigma if privacy.model == "central" else 0.0
+        self.releases[round] += 1
+        purpose = f"server/privacy noise/{self.releases[round]}"
+        draw = torch_generator(self.seed, purpose, round)
+        return total.noised(asked, sigma, secret_generator() if privacy.secret else draw)
 
     def after_training(self, round: int, test: bool = False) -> None:
         """Pass it on; the test of clients' own models is no part of what is protected."""

@@ -66,6 +66,10 @@ class FedBE(FedAvg[ModelState]):
     )
     swa_every: int = Field(25, ge=1, description="steps between two weights that are averaged")
 
+    def not_a_sum(self) -> str:
+        """Need every client's own model."""
+        return "it draws models from all clients' own"
+
     def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
         """Average, draw, and distil all of them into the average."""
         new = super().aggregate(s, updates, server)

@@ -48,6 +48,10 @@ class FedDF(FedAvg[ModelState]):
         0.1, gt=0, lt=1, description="with patience: share of the server data that is held out"
     )
 
+    def not_a_sum(self) -> str:
+        """Need every client's own model."""
+        return "every client's own model is a teacher"
+
     def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
         """Average, then distil the ensemble into the average."""
         new = super().aggregate(s, updates, server)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedtail.errors import FedtailError
+from fedtail.privacy.gaussian import add_noise
 from fedtail.protocol import Payload, Scalar, Sum
 
 WHOLE, PART = "whole", "part"
@@ -189,6 +190,22 @@ class Total:
             factor = 1.0 if how == "mean" else gain(dtype)
             items.append((group, name, how, dtype, piece.reshape(shape) / factor))
         return cls(float(numbers[0]), count, dict(zip(names, values, strict=True)), items)
+
+    def noised(self, asked: int, sigma: float, generator: torch.Generator) -> Total:
+        """Return the sums with N(0, σ²) in every number, and means over all who were asked.
+
+        How many answered, and how many hold a class, is not told apart: with privacy all have rows
+        of all classes.
+        """
+        items = []
+        for group, name, how, dtype, sum_ in self.items:
+            if not dtype.is_floating_point:
+                items.append((group, name, how, dtype, torch.full_like(sum_, asked)))
+                continue
+            noisy = add_noise(sum_, sigma, generator) if sigma else sum_
+            # A sum is of counts, and below zero there are none.
+            items.append((group, name, how, dtype, noisy.clamp(min=0) if how == "sum" else noisy))
+        return Total(float(asked), self.count, self.scalars, items)
 
     def tensors(self, first: bool) -> dict[str, Tensor]:
         """Return what stands for one update: every one the mean, the first one also the sums.

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from fedtail.errors import FedtailError
 
@@ -30,7 +31,7 @@ def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     _check(epsilon, delta, sensitivity)
     if math.isinf(epsilon):
         return 0.0
-    return sensitivity * _smallest(lambda sigma: spent_delta(sigma, 1.0, epsilon) <= delta)
+    return sensitivity * smallest(lambda sigma: spent_delta(sigma, 1.0, epsilon) <= delta)
 
 
 def spent_delta(sigma: float, sensitivity: float, epsilon: float) -> float:
@@ -50,22 +51,36 @@ def spent_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
         return math.inf
     if spent_delta(sigma, sensitivity, 0.0) <= delta:
         return 0.0
-    return _smallest(lambda epsilon: spent_delta(sigma, sensitivity, epsilon) <= delta)
+    return smallest(lambda epsilon: spent_delta(sigma, sensitivity, epsilon) <= delta)
 
 
 def _log_phi(x: float) -> float:
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
 
 
-def _smallest(enough: Callable[[float], bool]) -> float:
-    """Return the smallest positive number for which a monotone condition holds, by bisection."""
+def bounded(t: Tensor, clip: float, normalise: bool = False) -> Tensor:
+    """Return a tensor scaled to norm Δ, or only if it is longer."""
+    factor = clip / max(float(t.norm()), 1e-12)
+    return t * (factor if normalise else min(1.0, factor))
+
+
+def add_noise(t: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    """Return t + N(0, σ²) in every number."""
+    return t + sigma * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+
+
+def smallest(enough: Callable[[float], bool], steps: int = 60) -> float:
+    """Return the smallest positive number for which a monotone condition holds, by bisection.
+
+    The interval that is halved so many times is one power of two; it has 2^52 numbers.
+    """
     low, high = 0.0, 1.0
     while not enough(high):
         low, high = high, 2 * high
     while enough(high / 2):
         high /= 2
     low = max(low, high / 2)
-    for _ in range(60):  # an interval of one power of two has 2^52 numbers
+    for _ in range(steps):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high

@@ -5,6 +5,8 @@ The engine's half is `fedtail.engines.protected`. Neither knows a method, and no
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from fedtail.engines.embedded import TESTING
 from fedtail.errors import FedtailError
 from fedtail.privacy.additive import Addend, addends
 from fedtail.privacy.ckks import Keyholder
+from fedtail.privacy.clipping import private_update
+from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Payload, Scalar
 
 SEALED, OPENED = "sealed", "opened"
@@ -26,25 +30,34 @@ PARTIES = "parties"
 
 @dataclass
 class Shield:
-    """Turns updates into addends, under encryption if there are keys.
+    """Turns updates into addends, under encryption if there are keys, clipped if it must be.
 
     Attributes
     ----------
     keys
         The folder with the clients' key; none for sums in the clear.
+    privacy
+        What is promised, if anything is.
+    sigma
+        The noise that a client adds itself; none in the central model.
     """
 
     keys: Path | None = None
+    privacy: Privacy | None = None
+    sigma: float = 0.0
     _holder: Keyholder | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # The key is read by the process that needs it, and never sent to one.
-        return {"keys": self.keys, "_holder": None}
+        return {**self.__dict__, "_holder": None}
 
     def close(self, answer: Payload, task: Payload, client: Client) -> Payload:
         """Return an update as it may leave the client."""
         if client.turn >= TESTING or not (answer.summable or answer.tensors):
             return answer
+        if self.privacy is not None and answer.summable:
+            clip, draw = self.privacy.clip, self.generator(client)
+            answer = private_update(answer, task, client.num_classes, clip, self.sigma, draw)
         parts = addends(answer, task.scalars, client.num_classes)
         if not answer.summable:
             return answer
@@ -59,6 +72,12 @@ class Shield:
             for part, data in task.group(SEALED).items()
         }
         return Payload(opened)
+
+    def generator(self, client: Client) -> torch.Generator:
+        """Return the stream of a client's noise."""
+        if self.privacy is not None and self.privacy.secret:
+            return secret_generator()
+        return client.generator("privacy noise of an update")
 
     @property
     def holder(self) -> Keyholder:
@@ -76,10 +95,15 @@ class Shield:
         return {part: self.holder.seal(a.numbers, parties) for part, a in parts.items()}
 
 
+def secret_generator() -> torch.Generator:
+    """Return a stream that nobody can repeat."""
+    return torch.Generator().manual_seed(secrets.randbits(63))
+
+
 def sealed(
     answer: Payload,
     parts: dict[str, Addend],
-    echoed: Any,
+    echoed: Mapping[str, Scalar],
     carried: dict[str, Tensor],
 ) -> Payload:
     """Return what travels: the addends, their forms, and what the server knows already."""

@@ -25,7 +25,13 @@ from torch.nn import functional
 from fedtail.errors import FedtailError
 from fedtail.models.heads import class_axis
 from fedtail.models.split import SplitModel
-from fedtail.privacy import analytic_sigma, paper_sigma, spent_epsilon
+from fedtail.privacy.gaussian import (
+    add_noise,
+    analytic_sigma,
+    bounded,
+    paper_sigma,
+    spent_epsilon,
+)
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior
@@ -218,10 +224,8 @@ class PrivateProxyPrior(ProxyPrior):
         """Bound the norm by Δ, then add N(0, σ²) to every number; neither of it for ε = ∞."""
         if math.isinf(self.epsilon):
             return change
-        factor = self.clip / max(float(change.norm()), 1e-12)
-        bounded = change * (factor if self.bound == "normalise" else min(1.0, factor))
-        noise = torch.randn(change.shape, generator=client.generator("privacy noise"))
-        return bounded + self.sigma * noise
+        short = bounded(change, self.clip, normalise=self.bound == "normalise")
+        return add_noise(short, self.sigma, client.generator("privacy noise"))
 
 
 def lpi(change: Tensor) -> Tensor:

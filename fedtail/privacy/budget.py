@@ -1,0 +1,175 @@
+"""The budget of a run: what was planned, what is spent, and whether another round fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtail.errors import FedtailError
+from fedtail.privacy.accounting import Release, Releases, least_noise, spent
+from fedtail.privacy.config import Privacy
+from fedtail.protocol import ClientId, Server, Task
+
+SLACK = 1 + 1e-6
+"""Rounding does not break a promise."""
+
+
+@dataclass
+class Spending:
+    """What the sums of one round cost: of how many each client was a part.
+
+    Attributes
+    ----------
+    weights
+        Of each client asked, the sum over exchanges of the square of its tasks in it.
+    drawn
+        Whether the cohort was drawn by chance, each client as likely as any other.
+    """
+
+    weights: dict[ClientId, int] = field(default_factory=dict)
+    drawn: bool = True
+
+    def add(self, clients: Iterable[ClientId], drawn: bool) -> None:
+        """Count one exchange."""
+        for client, tasks in Counter(clients).items():
+            self.weights[client] = self.weights.get(client, 0) + tasks**2
+        self.drawn = self.drawn and drawn
+
+    def release(self, clients: int) -> Release:
+        """Return what it is for the accountant."""
+        return Release(len(self.weights) if self.drawn else clients, clients, self.most)
+
+    @property
+    def most(self) -> int:
+        """How many sums one client can be a part of."""
+        return max(self.weights.values(), default=0)
+
+
+@dataclass
+class Budget:
+    """Counts releases as they happen.
+
+    Attributes
+    ----------
+    clients
+        How many there are.
+    cohort
+        Whom a round asks if it draws at random.
+    noise
+        σ / S.
+    rounds
+        What each round spent; round 0 is the preliminary exchange.
+    """
+
+    privacy: Privacy
+    clients: int
+    cohort: Callable[[int], Sequence[ClientId]]
+    noise: float = 0.0
+    rounds: dict[int, Spending] = field(default_factory=dict)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise."""
+        return self.noise * self.privacy.clip
+
+    def note(self, tasks: Sequence[Task], round: int) -> None:
+        """Count an exchange, answered or not."""
+        asked = [task.client for task in tasks]
+        drawn = sorted(asked) == list(self.cohort(round)) if round else False
+        self.rounds.setdefault(round, Spending()).add(asked, drawn)
+
+    def spent(self, more: Spending | None = None) -> float:
+        """Return ε so far, or with one more round like that."""
+        each = [*self.rounds.values(), *([] if more is None else [more])]
+        return self.cost(each, self.noise)
+
+    def cost(self, each: Sequence[Spending], noise: float) -> float:
+        """Return ε of some rounds with a noise σ / S."""
+        return spent(self.releases(each), noise / 2, self.privacy.delta)
+
+    def releases(self, each: Sequence[Spending]) -> Releases:
+        """Return what the accountant composes: in the local model, what one client released."""
+        if self.privacy.model == "central":
+            return Counter(s.release(self.clients) for s in each if s.weights)
+        total: Counter[ClientId] = Counter()
+        for spending in each:
+            total.update(spending.weights)
+        most = max(total.values(), default=0)
+        return {Release(1, 1): most} if most else {}
+
+    def affords(self, round: int) -> bool:
+        """Whether one more round like the last one fits."""
+        last = self.rounds.get(round - 1) if round > 1 else None
+        exchanges = last.most if last is not None and last.drawn else 1
+        more = Spending(dict.fromkeys(self.cohort(round), exchanges))
+        return self.spent(more) <= float(self.privacy.epsilon or 0) * SLACK
+
+    def record(self, round: int) -> dict[str, Any]:
+        """Return a round's entry in ``metrics.jsonl``; the first one has the setup's too."""
+        new = [r for r in ((0, 1) if round == 1 else (round,)) if r in self.rounds]
+        return {
+            "epsilon": self.spent(),
+            "budget": self.privacy.epsilon,
+            "delta": self.privacy.delta,
+            "sigma": self.sigma,
+            "spent": [
+                {
+                    "round": r,
+                    "drawn": self.rounds[r].drawn,
+                    "weights": {str(c): w for c, w in sorted(self.rounds[r].weights.items())},
+                }
+                for r in new
+            ],
+        }
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Remember what the rounds before a resume spent."""
+        for record in records:
+            for entry in record.get("privacy", {}).get("spent", []):
+                weights = {int(c): w for c, w in entry["weights"].items()}
+                self.rounds[entry["round"]] = Spending(weights, entry["drawn"])
+
+
+def plan(
+    privacy: Privacy,
+    server: Callable[[int], Server],
+    rounds: int,
+    first: Sequence[Sequence[Task]],
+) -> Budget:
+    """Return the budget of a run, with the noise that its rounds ask for.
+
+    Parameters
+    ----------
+    privacy
+        What is promised.
+    server
+        The server of each round.
+    rounds
+        How many rounds there will be.
+    first
+        The first tasks of the setup (none if it has no exchange) and of round 1.
+    """
+    clients = len(server(0).clients)
+    budget = Budget(privacy, clients, lambda round: server(round).cohort())
+    setup, train = first
+    if sorted(task.client for task in train) != list(budget.cohort(1)):
+        raise FedtailError(
+            "the method draws its cohorts in a way of its own, for which the accountant has no "
+            "rule: differential privacy needs clients that are drawn at random"
+        )
+    planned = [Spending(dict.fromkeys(budget.cohort(r), 1)) for r in range(1, rounds + 1)]
+    if setup:
+        before = Spending()
+        before.add((task.client for task in setup), drawn=False)
+        planned.insert(0, before)
+    epsilon, delta = float(privacy.epsilon or 0), privacy.delta
+    found = privacy.noise or 2 * least_noise(budget.releases(planned), epsilon, delta)
+    budget.noise = found
+    if budget.cost(planned[: 2 if setup else 1], found) > epsilon * SLACK:
+        raise FedtailError(
+            f"privacy.noise = {found:g} is too little: the first round would spend more than "
+            f"epsilon = {epsilon:g}"
+        )
+    return budget

@@ -1,0 +1,172 @@
+"""Runs with differential privacy: what they promise, spend, and refuse."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from pydantic import ValidationError
+from rich.console import Console
+from summing import far
+
+from fedtail import CReFF, FedAvg, FedtailError, GBMEp, Method, Privacy, RedGrape, run
+from fedtail.callbacks import Callback, Progress, Record
+from fedtail.privacy.accounting import Release, spent
+from fedtail.training import GlobalPrior, PrivateProxyPrior, ProxyPrior
+
+
+def everybody(method: Method[Any] | None = None, **privacy: Any) -> Any:
+    """Return an experiment in which all six clients take part: no sampling, exact accounting."""
+    return tiny.experiment(method, tiny.norm_model, per_round=6, privacy=Privacy(**privacy))
+
+
+@pytest.mark.parametrize("epsilon", [None, math.inf])
+def test_an_infinite_budget_is_no_privacy_bit_for_bit(epsilon: float | None) -> None:
+    plain = run(tiny.experiment(model=tiny.norm_model))
+    found = run(tiny.experiment(model=tiny.norm_model, privacy=Privacy(epsilon=epsilon)))
+    assert found.digest == plain.digest
+    assert "privacy" not in found.metrics
+
+
+def test_the_noise_is_solved_for_and_all_rounds_fit() -> None:
+    found = run(everybody(epsilon=8.0))
+    assert len(found.history) == 3
+    told = [record["privacy"] for record in found.history]
+    # σ / 2S = z, and T releases with z: exactly the budget after the last.
+    for number, entry in enumerate(told, start=1):
+        expected = spent({Release(6, 6): number}, entry["sigma"] / 2, entry["delta"])
+        assert entry["epsilon"] == pytest.approx(expected, rel=1e-9)
+        assert (entry["budget"], entry["delta"]) == (8.0, 1e-5)
+    assert told[-1]["epsilon"] == pytest.approx(8.0, rel=1e-4)
+    assert told[-1]["epsilon"] <= 8.0
+
+
+def test_the_run_stops_at_the_budget_and_ships_its_model(tmp_path: Path) -> None:
+    # Noise for which two rounds of three fit: z = noise / 2.
+    two = spent({Release(6, 6): 2}, 2.0, 1e-5)
+    experiment = everybody(epsilon=two * 1.0001, noise=4.0)
+    found = run(experiment, out=tmp_path / "run")
+    assert len(found.history) == 2
+    assert found.metrics["accuracy"] is not None
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    # Killed before the model was written: the resumed run knows that it has nothing left.
+    (tmp_path / "run" / "model.safetensors").unlink()
+    again = run(experiment, out=tmp_path / "run", resume=True)
+    assert len(again.history) == 2
+    assert again.digest == found.digest
+
+
+def test_too_little_noise_for_one_round_is_refused() -> None:
+    with pytest.raises(FedtailError, match="first round would spend more than epsilon"):
+        run(everybody(epsilon=0.1, noise=0.5))
+
+
+class Stop(Exception):
+    """An interruption."""
+
+
+class StopInTwo(Callback):
+    """Interrupts the run in its second round."""
+
+    def on_round(self, record: Record) -> None:
+        if record["round"] == 2:
+            raise Stop
+
+
+def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path: Path) -> None:
+    experiment = everybody(epsilon=8.0)
+    whole = run(experiment)
+    with pytest.raises(Stop):
+        run(experiment, out=tmp_path / "run", callbacks=[StopInTwo()])
+    found = run(experiment, out=tmp_path / "run", resume=True)
+    assert found.digest == whole.digest
+    assert [r["privacy"] for r in found.history] == [r["privacy"] for r in whole.history]
+
+
+def test_without_noise_worth_mentioning_it_is_the_equal_average_of_clipped_changes() -> None:
+    # A huge budget and clip: FedAvg whose clients weigh the same.
+    class Equal(FedAvg[Any]):
+        def weights(self, s: Any, updates: Any, server: Any) -> list[float]:
+            return [1.0] * len(updates)
+
+    found = run(everybody(epsilon=1e30, clip=1e3, noise=1e-12))
+    expected = run(everybody(Equal(local=tiny.quick())))
+    assert far(found, expected) < 1e-4
+
+
+def test_central_and_local_noise_end_up_in_the_model() -> None:
+    # The same σ: in the mean over m clients it is σ / m (central) or σ / √m (local).
+    deviations = {}
+    for kind in ("central", "local"):
+        noisy, calm = (
+            run(everybody(epsilon=1e30, clip=1e-6, noise=noise, model=kind).but(rounds=1))
+            for noise in (1e6, 1e-9)
+        )
+        apart = [
+            (noisy.tensors[n] - t).flatten()
+            for n, t in calm.tensors.items()
+            if n.endswith("weight")
+        ]
+        deviations[kind] = float(torch.cat(apart).std())
+        n = sum(len(t) for t in apart)
+    sigma = 1.0
+    for kind, expected in (("central", sigma / 6), ("local", sigma / math.sqrt(6))):
+        assert abs(deviations[kind] - expected) < 3 * expected / math.sqrt(2 * n)
+
+
+def test_in_the_local_model_a_client_pays_for_the_rounds_it_is_in() -> None:
+    found = run(tiny.experiment(per_round=2, privacy=Privacy(epsilon=8.0, model="local")))
+    often = max(sum(k in r["clients"] for r in found.history) for k in range(6))
+    entry = found.metrics["privacy"]
+    expected = spent({Release(1, 1): often}, entry["sigma"] / 2, 1e-5)
+    assert entry["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert entry["epsilon"] == pytest.approx(8.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        CReFF(local=tiny.quick(), features=5, match_steps=5, head_epochs=5),
+        RedGrape(local=tiny.quick(), per_class=2),
+        FedAvg(local=tiny.quick(), prior=GlobalPrior(), loss="balanced_softmax"),
+        FedAvg(local=tiny.quick(), prior=ProxyPrior(), loss="balanced_softmax"),
+        FedAvg(local=tiny.quick(), prior=PrivateProxyPrior(), loss="balanced_softmax"),
+    ],
+    ids=["creff", "redgrape", "global", "proxy", "private_proxy"],
+)
+def test_every_summable_payload_takes_noise(method: Method[Any]) -> None:
+    found = run(everybody(method, epsilon=20.0))
+    assert not any(record["dropped"] for record in found.history)
+    assert all(bool(torch.isfinite(t).all()) for t in found.tensors.values())
+    assert found.metrics["privacy"]["epsilon"] <= 20.0
+    # A preliminary exchange is a release as well, and was planned for.
+    assert len(found.history) == 3
+
+
+def test_encrypted_and_private_together() -> None:
+    experiment = everybody(epsilon=8.0).but(rounds=1)
+    assert far(run(experiment.but(encrypt=True)), run(experiment)) < 1e-4
+
+
+def test_secret_noise_cannot_be_repeated() -> None:
+    experiment = everybody(epsilon=8.0, secret=True).but(rounds=1)
+    assert run(experiment).digest != run(experiment).digest
+    seeded = everybody(epsilon=8.0).but(rounds=1)
+    assert run(seeded).digest == run(seeded).digest
+
+
+def test_methods_that_the_accountant_does_not_cover_are_refused() -> None:
+    with pytest.raises(ValidationError, match="cannot be made differentially private"):
+        everybody(Method.model_validate("ccvr"), epsilon=8.0)
+    with pytest.raises(FedtailError, match="draws its cohorts in a way of its own"):
+        run(everybody(GBMEp(local=tiny.quick()), epsilon=8.0))
+
+
+def test_the_budget_is_shown_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=300, force_terminal=False)
+    run(everybody(epsilon=8.0), callbacks=[Progress(console)])
+    assert "epsilon 8 of 8" in capsys.readouterr().out
