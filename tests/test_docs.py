@@ -182,7 +182,8 @@ def test_the_command_line_reference_has_every_flag_and_no_other() -> None:
     for column, command in enumerate(("run", "compare", "split"), start=1):
         ticked = {row[0] for row in shared if row[column].strip()}
         assert ticked == options(command)
-    for path in (("methods",), ("data", "list"), ("data", "fetch"), ("data", "info")):
+    others = [("methods",), ("reproduce",), ("data", "list"), ("data", "fetch"), ("data", "info")]
+    for path in others:
         section = page.split(f"## `fedtail {' '.join(path)}", 1)[1].split("\n## ", 1)[0]
         assert set(re.findall(r"^\| `(--[\w-]+)", section, flags=re.MULTILINE)) == options(*path)
     root: Any = typer.main.get_command(app)
