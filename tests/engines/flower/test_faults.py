@@ -25,7 +25,7 @@ def unruly(folder: Path, **orders: str) -> list[str]:
     for key, order in orders.items():
         client, round = key[1:].split("r")
         (folder / "orders" / f"{client}-{round}").write_text(order)
-    return ["--method", "unruly", "--plugin", "unruly.py", *QUICK]
+    return ["--method", "unruly", "--plugin", str(folder / "unruly.py"), *QUICK]
 
 
 def dropped(run: Run) -> dict[int, dict[int, str]]:

@@ -1,0 +1,32 @@
+"""`fedtail flower`: apps for federations of machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.engines.flower.new import new_app
+
+app = typer.Typer(help="write apps for federations of machines", no_args_is_help=True)
+
+
+@app.callback()
+def flower() -> None:
+    """Write apps for federations of machines."""
+
+
+@app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="where to; its name becomes the app's")],
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="what is trained: see `fedtail methods`")
+    ] = "creff",
+    publisher: Annotated[
+        str, typer.Option(metavar="NAME", help="whom Flower calls the publisher")
+    ] = "me",
+) -> None:
+    """Write a Flower app that `flwr run` accepts, offline."""
+    for path in new_app(folder, method, publisher):
+        print(path)
