@@ -148,7 +148,9 @@ class RedGrape(FedAvg[RedGrapeState]):
     def round(self, s: RedGrapeState, server: Server) -> Exchange[RedGrapeState]:
         """One exchange; the second stage begins with a new W."""
         if self.stage(server.round, server.rounds) == "head" and not s.retraining:
-            s = replace(s, model={**s.model, **new_classifier(server)}, retraining=True)
+            # What the server optimiser remembers would go on moving the frozen encoder.
+            model = {**s.model, **new_classifier(server)}
+            s = replace(s, model=model, memory={}, retraining=True)
         return (yield from super().round(s, server))
 
     def broadcast(self, s: RedGrapeState, server: Server) -> Payload:

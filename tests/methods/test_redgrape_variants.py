@@ -17,6 +17,7 @@ from fedtail.methods import ModelState
 from fedtail.methods.redgrape import RedGrape, RedGrapeState
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Update
+from fedtail.training import ServerSGD
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,12 @@ def test_two_stages_train_the_encoder_and_then_the_head(statistics: str) -> None
     assert changed(states[2], states[3]) == changed(states[3], states[4]) == W | W_HAT
     assert [len(s.prototypes["classes"]) for s in states] == [0, 0, 0, 3, 3]
     assert [s.retraining for s in states] == [False, False, False, True, True]
+
+
+def test_a_server_momentum_does_not_move_the_frozen_encoder() -> None:
+    states = two_stage_history(server_optimizer=ServerSGD(momentum=0.9))
+    assert changed(states[1], states[2]) == ENCODER | BUFFERS | W
+    assert changed(states[2], states[3]) == changed(states[3], states[4]) == W | W_HAT
 
 
 def test_the_first_stage_is_fedavg() -> None:
