@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs clean
+.PHONY: help demo demo-flower test test-slow lint bench docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,10 +22,14 @@ demo: $(STAMP)  ## compare methods on the embedded digits, under three minutes
 	  --method fedavg --method fedlc --method balancefl \
 	  --method creff --method redgrape --method gbme
 
+demo-flower: $(STAMP)  ## CReFF on real Flower processes beside an embedded run, under five minutes
+	$(BIN)/python -m benchmarks.flower_overhead --demo --rounds 3
+
 test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under ten minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(STAMP)  ## the heavier tests too
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
 	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
