@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from fedtail.cli import audit as _audit
 from fedtail.cli import compare as _compare
 from fedtail.cli import keys as _keys
+from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
 from fedtail.cli import split as _split
@@ -29,9 +31,11 @@ app = typer.Typer(
 app.command(epilog=_run.EXAMPLES)(_run.run)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
 app.command(epilog=_split.EXAMPLES)(_split.split)
+app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)
 app.command(epilog=_keys.EXAMPLES)(_keys.keys)
+app.command(name="audit", epilog=_audit.EXAMPLES)(_audit.audit_command)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtail.privacy.attacks import (
+    auc,
+    class_shares,
+    guess_labels,
+    likeness,
+    membership,
+    presence,
+)
+
+
+def test_shares_are_the_positive_row_sums() -> None:
+    # Rows sum to 3, 1 and −2: the last class is taken to be absent.
+    change = torch.tensor([[1.0, 2.0], [0.5, 0.5], [-1.0, -1.0]])
+    assert class_shares(change).tolist() == [0.75, 0.25, 0.0]
+    assert class_shares(-torch.ones(4, 2)).tolist() == [0.25] * 4
+
+
+def test_label_guesses_are_held_against_knowing_only_the_total() -> None:
+    counts = {0: torch.tensor([4, 0]), 1: torch.tensor([1, 3])}
+    seen = {0: torch.tensor([1.0, 0.0]).double(), 1: torch.tensor([0.75, 0.25]).double()}
+    found = guess_labels(seen, counts)
+    assert found.largest == 0.5  # client 1 has most of class 1
+    assert found.distance == pytest.approx((0 + 0.5) / 2)
+    # All together have 5 and 3 of 8: distances |5/8 − 1| and |5/8 − 1/4|.
+    assert found.blind == pytest.approx((3 / 8 + 3 / 8) / 2)
+
+
+def test_auc() -> None:
+    assert auc(torch.tensor([2.0, 3.0]), torch.tensor([0.0, 1.0])) == 1.0
+    assert auc(torch.tensor([1.0]), torch.tensor([1.0])) == 0.5
+    assert auc(torch.tensor([]), torch.tensor([1.0])) is None
+    scores = {0: torch.tensor([5.0, 0.0]), 1: torch.tensor([0.0, 2.0])}
+    assert presence(scores, {0: torch.tensor([3, 0]), 1: torch.tensor([0, 1])}) == 1.0
+
+
+def test_membership_finds_what_is_planted_and_nothing_else() -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(2).repeat(500)
+    low, high = (torch.rand(1000, generator=draw) + shift for shift in (0.0, 1.0))
+    assert membership(low, high, y, y) == pytest.approx(1.0, abs=0.01)
+    same = torch.rand(1000, generator=draw)
+    assert abs(membership(same, torch.rand(1000, generator=draw), y, y) or 0.0) < 0.1
+    assert membership(torch.zeros(0), torch.zeros(0), y[:0], y[:0]) is None
+
+
+def test_membership_is_not_fooled_by_a_long_tail() -> None:
+    # Class 0 has small losses and class 1 large ones, members or not; members are mostly class 0.
+    draw = torch.Generator().manual_seed(0)
+    y_members = (torch.arange(1000) % 10 == 9).long()
+    y_others = (torch.arange(1000) // 2) % 2
+    losses = [y + 0.1 * torch.rand(1000, generator=draw) for y in (y_members, y_others)]
+    assert abs(membership(*losses, y_members, y_others) or 0.0) < 0.15
+
+
+def test_likeness_of_copies_and_of_noise() -> None:
+    draw = torch.Generator().manual_seed(1)
+    train = torch.randn(20, 64, generator=draw)
+    y = torch.arange(2).repeat(10)
+    copies = torch.stack([train[y == c][:5] for c in (0, 1)])
+    found = likeness(copies, train, y, torch.randn(20, 64, generator=draw), y)
+    assert found is not None
+    assert found.made == pytest.approx(1.0)
+    assert found.unseen < 0.6 and found.noise < 0.6

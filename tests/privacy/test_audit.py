@@ -1,0 +1,102 @@
+"""The audit finds what is planted, and not what is not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from command_line import fedtail
+
+from fedtail import Arrays, CReFF, Experiment, FedAvg, FedtailError, Method, Natural, run
+from fedtail.folder import RunFolder
+from fedtail.privacy.audit import CLIPPED, ENCRYPTED, NOISY, NOTHING, Audit, audit
+from fedtail.setting import prepare
+
+CLIENTS, EACH = 12, 10
+
+
+def one_class_each() -> Arrays:
+    """Client k has only class k mod 4."""
+    data = tiny.arrays()
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(CLIENTS) % tiny.CLASSES, EACH)
+    x = rng.integers(0, 100, (len(y), *tiny.IMAGE))
+    x[np.arange(len(y)), y % 3] += 100
+    owner = np.repeat(np.arange(CLIENTS), EACH)
+    return Arrays(**{**data, "x_train": x.astype(np.uint8), "y_train": y, "client_train": owner})
+
+
+def audited(method: Method[Any], path: Path, epsilon: float = 8.0, **fields: Any) -> Audit:
+    experiment = Experiment(
+        method=method,
+        data=one_class_each(),
+        model=tiny.plain_model,
+        partition=Natural(),
+        rounds=1,
+        device="cpu",
+        **fields,
+    )
+    run(experiment, out=path)
+    return audit(RunFolder(path), prepare(experiment), epsilon)
+
+
+def test_a_client_with_one_class_is_found_out_without_protection(tmp_path: Path) -> None:
+    found = audited(FedAvg(local=tiny.quick()), tmp_path / "run", epsilon=0.01)
+    views = {view.protection: view for view in found.views}
+    assert list(views) == [NOTHING, ENCRYPTED, CLIPPED, NOISY]
+    labels = {name: view.labels for name, view in views.items()}
+    open_, sums, clipped, noisy = (labels[n] for n in (NOTHING, ENCRYPTED, CLIPPED, NOISY))
+    assert open_ is not None and sums is not None and clipped is not None and noisy is not None
+    assert open_.largest == 1.0
+    assert open_.distance < 0.1 < open_.blind
+    # Of a sum the server can say the same of everybody: right for one class in four.
+    assert sums.largest == 0.25
+    assert sums.distance > 0.5
+    # A server that is trusted to add the noise sees what it adds it to.
+    assert clipped.largest == 1.0
+    # Strong noise hides it: chance is 3 of 12.
+    assert noisy.largest <= 0.6
+    assert noisy.distance > 0.4
+
+
+def test_class_gradients_name_the_classes_by_construction(tmp_path: Path) -> None:
+    method = CReFF(local=tiny.quick(), features=5, match_steps=5, head_epochs=5)
+    found = audited(method, tmp_path / "run", epsilon=0.01)
+    seen = {view.protection: view.presence for view in found.views}
+    assert seen[NOTHING] == 1.0
+    assert seen[ENCRYPTED] == pytest.approx(0.5, abs=0.2)
+    noisy = seen[NOISY]
+    assert noisy is not None and noisy < 0.75
+    assert found.features is not None
+    assert -1 <= found.features.noise <= 1
+
+
+def test_a_method_that_cannot_be_protected_says_why(tmp_path: Path) -> None:
+    method: Method[Any] = Method.model_validate({"name": "ccvr", "samples": 5, "head_epochs": 2})
+    found = audited(method, tmp_path / "run")
+    assert [view.protection for view in found.views] == [NOTHING]
+    assert "moments" in found.refused
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    experiment = tiny.experiment(rounds=1)
+    run(experiment, out=tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(FedtailError, match="is not finished"):
+        audit(RunFolder(tmp_path / "run"), prepare(experiment))
+
+
+def test_the_command_writes_a_page_and_the_numbers(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert fedtail("run", "--rounds", "1", "--clients", "4", "--out", folder).code == 0
+    shown = fedtail("audit", folder)
+    assert shown.code == 0
+    assert "| no protection |" in shown.out
+    assert (tmp_path / "run" / "audit.md").read_text() in shown.out
+    numbers = json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert numbers["method"] == "fedavg"
+    assert numbers["views"][0]["labels"]["largest"] >= 0.5
