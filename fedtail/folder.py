@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from fedtail.version import __version__
 
 FREE = {"workers", "track", "plugins", "name", "keys"}
 """Fields that do not change what a run computes: a resumed run may have others."""
+MOST_CLASSES = 200
+"""With more classes no table of confusions is kept."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class RunFolder:
     def model(self) -> Path:
         """The model that is tested and shipped; there when the run is finished."""
         return self.path / "model.safetensors"
+
+    @property
+    def confusion(self) -> Path:
+        """Class names, and how often the model takes one class for another."""
+        return self.path / "confusion.json"
 
     @property
     def finished(self) -> bool:
@@ -117,6 +124,15 @@ class RunFolder:
             for path in files:
                 path.unlink(missing_ok=True)
             self.path.rmdir()
+
+    def keep_confusion(self, classes: Sequence[str], confusion: Tensor) -> None:
+        """Write how often a sample of one class (row) was taken for another (column).
+
+        With very many classes the table would be larger than the model, and it is left out.
+        """
+        if len(classes) <= MOST_CLASSES:
+            content = {"classes": list(classes), "confusion": confusion.tolist()}
+            write_atomic(self.confusion, json.dumps(content, ensure_ascii=False))
 
     def finish(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the model."""

@@ -25,10 +25,11 @@ from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
-from fedtail.metrics import personal_scores, scores
+from fedtail.metrics import Evaluation, personal_scores, scores
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
-from fedtail.protocol import Exchange, Scalar, Server, Task, Tensors
+from fedtail.protocol import Exchange, Scalar, Server, Task
+from fedtail.report.callback import ReportFile
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
@@ -196,6 +197,7 @@ def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Call
         chosen += [
             JsonLines(folder.metrics),
             Checkpoint(folder.checkpoint, experiment.checkpoint_every),
+            ReportFile(folder.path),
         ]
     return chosen
 
@@ -210,6 +212,7 @@ class Loop:
     callbacks: Sequence[Callback]
     budget: Budget | None = None
     tested: dict[str, Tensor] | None = None  # the model of the last test
+    evaluation: Evaluation | None = None  # and what came out
 
     def run(self, resume: bool) -> Result:
         """Run all rounds that are left."""
@@ -356,7 +359,8 @@ class Loop:
         """Score what would be shipped if training ended here."""
         self.tested = self.shippable(state, server, ledger)
         self.warn_after(server, ledger.dropped)
-        shipped = self.score(self.tested)
+        self.evaluation = self.engine.evaluate(self.tested)
+        shipped = self.scores(self.evaluation)
         tasks = self.setting.method.personal(state, server)
         return personal_scores(self.personal(tasks, server), shipped) if tasks else shipped
 
@@ -368,12 +372,12 @@ class Loop:
                 some = tasks[start : start + MODELS_AT_ONCE]
                 replies = self.engine.perform(some, server.round, server.rounds)
                 self.warn_after(server, replies.dropped)
-                each += [self.score(update.payload.group("model")) for update in replies.updates]
+                models = [update.payload.group("model") for update in replies.updates]
+                each += [self.scores(self.engine.evaluate(model)) for model in models]
         return each
 
-    def score(self, tensors: Tensors) -> dict[str, Any]:
+    def scores(self, evaluation: Evaluation) -> dict[str, Any]:
         """Return the scores of one model."""
-        evaluation = self.engine.evaluate(tensors)
         return scores(evaluation, self.setting.experiment.groups, self.setting.class_counts)
 
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
@@ -400,6 +404,8 @@ class Loop:
         # A run that was killed after its last round has not tested in this process.
         tensors = self.tested or self.shippable(state, server, Ledger())
         if self.folder is not None:
+            evaluation = self.evaluation or self.engine.evaluate(tensors)
+            self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
             callback.on_end(history[-1], tensors)

@@ -321,10 +321,12 @@ def test_a_folder_holds_the_whole_run(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == [
         "checkpoint",
+        "confusion.json",
         "env.json",
         "experiment.toml",
         "metrics.jsonl",
         "model.safetensors",
+        "report.html",
         "split.json",
     ]
     assert result.folder == tmp_path / "run"

@@ -1,0 +1,105 @@
+"""`fedtail report`: runs to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.cli.tables import make_console
+from fedtail.errors import FedtailError
+from fedtail.files import make_folder, write_atomic
+from fedtail.report.content import make_content
+from fedtail.report.figures import write_figures
+from fedtail.report.lines import make_lines
+from fedtail.report.page import make_page
+from fedtail.report.runs import read_runs
+from fedtail.report.serve import HOST, make_server
+from fedtail.report.tables import as_csv, as_latex
+
+EXAMPLES = """Examples:
+
+fedtail report runs/compare --out report.html
+
+fedtail report runs/a runs/b --latex table.tex --figures figures
+
+fedtail report runs/a --serve
+"""
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="run folders, or folders with run folders inside"),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="the page (default report.html)")
+    ] = Path("report.html"),
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write the summary as CSV", show_default=False),
+    ] = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write it as a LaTeX table", show_default=False),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="draw the curves and bars as PNG and PDF", show_default=False
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="show runs while they train; writes nothing, Ctrl-C ends it"),
+    ] = False,
+    port: Annotated[
+        int, typer.Option(metavar="N", help="of --serve: where it listens; 0 for any free port")
+    ] = 8410,
+) -> None:
+    """Make one HTML page of runs: tables, curves, classes, the split, settings.
+
+    The page needs no network and no other file. Runs that differ in nothing but
+    their seed are one line, with the mean and the deviation over the seeds.
+    """
+    if serve:
+        if csv or latex or figures:
+            raise FedtailError("--serve writes no file: leave out --csv, --latex and --figures")
+        show_live(folders, port)
+        return
+    runs = read_runs(folders)
+    lines = make_lines(runs)
+    written = {out: make_page(make_content(runs))}
+    if csv is not None:
+        written[csv] = as_csv(lines)
+    if latex is not None:
+        written[latex] = as_latex(lines)
+    for path, text in written.items():
+        make_folder(path.parent)
+        write_atomic(path, text)
+    drawn = [] if figures is None else write_figures(figures, lines)
+    for path in (*written, *drawn):
+        _say(f"written: {path}")
+
+
+def show_live(folders: list[Path], port: int) -> None:
+    """Serve until Ctrl-C."""
+    must_be_there(folders)
+    with make_server(folders, port) as server:
+        _say(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)")
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            _say("stopped")
+
+
+def must_be_there(folders: list[Path]) -> None:
+    """Refuse folders that are not there; one that is there may get its first run later."""
+    missing = next((folder for folder in folders if not folder.is_dir()), None)
+    if missing is not None:
+        raise FedtailError(f"'{missing}' is not a folder")
+
+
+def _say(line: str) -> None:
+    make_console().print(line, soft_wrap=True, highlight=False, markup=False)

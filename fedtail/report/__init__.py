@@ -1,0 +1,26 @@
+"""Results to look at: one self-contained HTML page, tables and figures for papers."""
+
+from fedtail.report.callback import ReportFile
+from fedtail.report.content import make_content
+from fedtail.report.figures import write_figures
+from fedtail.report.lines import Line, make_lines
+from fedtail.report.page import make_page, write_report
+from fedtail.report.runs import Run, read_run, read_runs
+from fedtail.report.serve import make_server
+from fedtail.report.tables import as_csv, as_latex
+
+__all__ = [
+    "Line",
+    "ReportFile",
+    "Run",
+    "as_csv",
+    "as_latex",
+    "make_content",
+    "make_lines",
+    "make_page",
+    "make_server",
+    "read_run",
+    "read_runs",
+    "write_figures",
+    "write_report",
+]

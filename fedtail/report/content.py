@@ -1,0 +1,211 @@
+"""What the page shows, as plain JSON data that stays small whatever the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedtail.errors import FedtailError
+from fedtail.metrics.curves import traffic
+from fedtail.metrics.groups import ShotGroups
+from fedtail.report.lines import SCORES, Line, Moments, differing, make_lines, moments, seconds
+from fedtail.report.runs import Plain, Run
+from fedtail.version import __version__
+
+MOST_CELLS = 20_000
+"""Cells of a heat map; of a larger split the first clients are shown."""
+MOST_POINTS = 1000
+"""Points of a curve; of a longer one every so many rounds are shown, and the last."""
+TITLES = {
+    "accuracy": "All",
+    "balanced_accuracy": "Balanced",
+    "many": "Many",
+    "medium": "Medium",
+    "few": "Few",
+    "tail": "Tail",
+    "worst_class": "Worst class",
+    "loss": "Loss",
+    "ece": "ECE",
+}
+"""The columns of the tables."""
+
+
+def make_content(runs: Sequence[Run]) -> Plain:
+    """Return everything that the page shows of some runs."""
+    lines = make_lines(runs)
+    firsts = [line.runs[0] for line in lines]
+    different = differing(firsts, lambda key: True)
+    return {
+        "fedtail": __version__,
+        "scores": [{"key": key, "title": TITLES[key]} for key in SCORES],
+        "classes": _class_names(runs),
+        "lines": [_line(line) for line in lines],
+        "runs": [_run(run, number) for number, line in enumerate(lines) for run in line.runs],
+        "splits": _splits(lines),
+        "differences": [
+            {"key": key, "values": [first.settings.get(key) for first in firsts]}
+            for key in different
+        ],
+        "shared": {
+            key: value
+            for key, value in (firsts[0].settings if firsts else {}).items()
+            if key not in {*different, "seed", "name"}
+        },
+        "environments": _environments(lines),
+    }
+
+
+def _line(line: Line) -> Plain:
+    kept = thinned(len(line.rounds))
+    counts = class_counts(line)
+    return {
+        "label": line.label,
+        "method": line.runs[0].method,
+        "seeds": [run.seed for run in line.runs],
+        "rounds": _pick(line.rounds, kept),
+        "curves": {key: _band(_pick(line.curve(key), kept)) for key in SCORES},
+        "bytes": [_rounded(value, 0) for value in _pick(line.spent(traffic), kept)],
+        "seconds": [_rounded(value, 2) for value in _pick(line.spent(seconds), kept)],
+        "scores": {key: _pair(line.score(key)) for key in SCORES},
+        "total_bytes": _rounded(line.bytes, 0),
+        "total_seconds": _rounded(line.seconds, 2),
+        "per_class": _band(line.per_class()),
+        "counts": counts,
+        "groups": _groups(line, counts),
+        "confusion": _confusion(line),
+    }
+
+
+def _run(run: Run, line: int) -> Plain:
+    return {
+        "folder": run.path.name or str(run.path),
+        "line": line,
+        "seed": run.seed,
+        "done": run.records[-1]["round"] if run.records else 0,
+        "rounds": run.settings.get("rounds"),
+        "finished": run.finished,
+    }
+
+
+def thinned(points: int) -> list[int]:
+    """Return which points of a curve are shown: all, or every so many and the last."""
+    step = -(-points // MOST_POINTS) or 1
+    return sorted({*range(0, points, step), points - 1} - {-1})
+
+
+def _pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
+    return [values[at] for at in kept]
+
+
+def _rounded(value: float | None, digits: int = 5) -> float | int | None:
+    if value is None:
+        return None
+    return round(value) if digits == 0 else round(value, digits)
+
+
+def _pair(pair: Moments) -> list[float | int | None]:
+    return [_rounded(value) for value in pair]
+
+
+def _band(pairs: Sequence[Moments]) -> Plain:
+    return {
+        "mean": [_rounded(mean) for mean, _ in pairs],
+        "std": [_rounded(std) for _, std in pairs],
+    }
+
+
+def _class_names(runs: Sequence[Run]) -> list[str]:
+    named = next((run.confusion.get("classes") for run in runs if run.confusion), None)
+    if isinstance(named, list):
+        return [str(name) for name in named]
+    longest = max((len((run.tested or {}).get("per_class") or []) for run in runs), default=0)
+    held = max((len((run.split or {}).get("class_counts") or []) for run in runs), default=0)
+    return [str(number) for number in range(max(longest, held))]
+
+
+def class_counts(line: Line) -> list[float]:
+    """Return the training samples of each class, on average over seeds."""
+    rows = [run.split["class_counts"] for run in line.runs if run.split and _has_counts(run.split)]
+    same = [row for row in rows if len(row) == len(rows[0])]
+    return [round(moments(column)[0] or 0, 1) for column in zip(*same, strict=True)]
+
+
+def _has_counts(split: Plain) -> bool:
+    counts = split.get("class_counts")
+    return isinstance(counts, list) and all(isinstance(n, int | float) for n in counts)
+
+
+def _groups(line: Line, counts: Sequence[float]) -> dict[str, list[int]]:
+    """Return the classes of each shot group; none if the counts or the definition are not known."""
+    prefix = "groups."
+    found = {k: v for k, v in line.runs[0].settings.items() if k.startswith(prefix)}
+    plain = {key.removeprefix(prefix): value for key, value in found.items()}
+    if not counts or not plain:
+        return {}
+    try:
+        chosen = ShotGroups.model_validate(plain)
+        return {k: list(v) for k, v in chosen.assign([round(n) for n in counts]).items()}
+    except (FedtailError, ValidationError):  # a group of the user's own, from a plugin
+        return {}
+
+
+def _confusion(line: Line) -> Plain | None:
+    """Return the confusion counts of the shipped models, added over seeds."""
+    found = [run.confusion["confusion"] for run in line.runs if run.confusion]
+    try:
+        tables = [np.asarray(table, dtype=np.int64) for table in found]
+    except (TypeError, ValueError):
+        raise FedtailError(
+            f"a confusion.json of {line.runs[0].path} is not a table of counts"
+        ) from None
+    tables = [table for table in tables if table.shape == tables[0].shape]
+    if not tables or tables[0].size > MOST_CELLS:
+        return None
+    return {"seeds": len(tables), "counts": np.sum(tables, axis=0).tolist()}
+
+
+def _splits(lines: Sequence[Line]) -> list[Plain]:
+    """Return each split once, with the runs that used it."""
+    found: dict[str, Plain] = {}
+    for line in lines:
+        for run in line.runs:
+            counts = (run.split or {}).get("counts")
+            if run.split is None or not counts:
+                continue
+            key = str(run.split.get("digest", run.path))
+            shown = max(1, MOST_CELLS // max(1, len(counts[0])))
+            entry = found.setdefault(
+                key,
+                {
+                    "seed": run.seed,
+                    "clients": len(counts),
+                    "counts": counts[:shown],
+                    "statistics": run.split.get("statistics") or {},
+                    "lines": [],
+                },
+            )
+            if line.label not in entry["lines"]:
+                entry["lines"].append(line.label)
+    return list(found.values())
+
+
+def _environments(lines: Sequence[Line]) -> list[Plain]:
+    """Return each environment once, without the command, and how many runs had it."""
+    found: dict[str, Plain] = {}
+    for line in lines:
+        for run in line.runs:
+            if run.environment is None:
+                continue
+            values = {k: v for k, v in run.environment.items() if k != "command"}
+            entry = found.setdefault(
+                json.dumps(values, sort_keys=True), {"runs": 0, "values": values, "commands": []}
+            )
+            entry["runs"] += 1
+            command = " ".join(map(str, run.environment.get("command") or []))
+            if command and command not in entry["commands"]:
+                entry["commands"].append(command)
+    return list(found.values())
