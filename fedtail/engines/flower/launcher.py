@@ -187,8 +187,11 @@ def check_installed(engine: str) -> None:
 
 def check_described(experiment: Experiment) -> None:
     """Refuse what another process cannot make from a description, or what is not carried."""
-    if getattr(experiment, "protected", ""):
-        raise FedtailError("protected updates are not carried over Flower yet: run them embedded")
+    if experiment.protected:
+        raise FedtailError(
+            f"updates that are {experiment.protected} are not carried over Flower yet: leave out "
+            "--engine"
+        )
     plain = experiment.describe()
     for section, mark in MADE_IN_PYTHON.items():
         if isinstance(plain.get(section), dict) and mark in plain[section]:
