@@ -40,6 +40,7 @@ lint: $(STAMP)
 bench: $(STAMP)  ## speed and scale, as ratios in one run
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.encryption
 
 docs: $(STAMP)  ## build the documentation site
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

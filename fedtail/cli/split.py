@@ -35,6 +35,8 @@ fedtail split --data mine.npz --partition natural --png split.png
     "min_clients",
     "eval_every",
     "per_round",
+    "encrypt",
+    "epsilon",
 )
 def split(
     flags: dict[str, Any],

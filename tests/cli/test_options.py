@@ -57,7 +57,7 @@ def test_the_last_word_wins(tmp_path: Path) -> None:
 
 
 def test_every_flag_sets_its_field() -> None:
-    values = {str: "x", int: 3, float: 0.5}
+    values = {str: "x", int: 3, float: 0.5, bool: True}
     for name, flag in FLAGS.items():
         at: Any = described(None, {name: values[flag.kind]}, None)
         for part in flag.path.split("."):

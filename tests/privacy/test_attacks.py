@@ -53,8 +53,8 @@ def test_membership_is_not_fooled_by_a_long_tail() -> None:
     draw = torch.Generator().manual_seed(0)
     y_members = (torch.arange(1000) % 10 == 9).long()
     y_others = (torch.arange(1000) // 2) % 2
-    losses = [y + 0.1 * torch.rand(1000, generator=draw) for y in (y_members, y_others)]
-    assert abs(membership(*losses, y_members, y_others) or 0.0) < 0.15
+    mine, theirs = (y + 0.1 * torch.rand(1000, generator=draw) for y in (y_members, y_others))
+    assert abs(membership(mine, theirs, y_members, y_others) or 0.0) < 0.15
 
 
 def test_likeness_of_copies_and_of_noise() -> None:
