@@ -13,7 +13,7 @@ from real import PLUGIN, QUICK, Run, kill, running
 from fedtail.engines.flower.processes import free_ports, start, stop
 from fedtail.engines.flower.superlink import tool
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
 ON_FLOWER = ["--engine", "flower", "--nodes", "3"]
 
@@ -83,13 +83,13 @@ def test_a_killed_server_goes_on_to_the_same_model(tmp_path: Path) -> None:
     with running(here, *words, "--out", str(here)) as embedded:
         assert embedded.end(200) == 0, embedded.output
     with running(out, *words, *ON_FLOWER, "--out", str(out)) as run:
-        run.until(lambda: (out / "checkpoint" / "manifest.json").exists(), 300)
+        run.until(lambda: (out / "checkpoint" / "manifest.json").exists(), 600)
         kill(run.find("flwr-serverapp"))
         assert run.end(60) == 1
     assert "the server app was killed" in run.output
     assert f"go on with: fedtail run --resume {out}" in run.output
     with running(out, "run", "--resume", str(out)) as again:
-        assert again.end(400) == 0, again.output
+        assert again.end(600) == 0, again.output
     assert again.digest() == embedded.digest()
 
 
@@ -97,7 +97,7 @@ def test_a_killed_superlink_is_said_with_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
     with running(out, *words) as run:
-        run.until(run.records, 300)
+        run.until(run.records, 600)
         kill(run.find("flower-superlink"))
         assert run.end(60) == 1
     assert "error: the superlink ended with exit code -9" in run.output

@@ -38,7 +38,7 @@ from fedtail.loop import Loop
 from fedtail.models.mlp import MLP
 from fedtail.setting import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
 LOCAL = LocalTraining(epochs=1, batch_size=32, lr=0.05)
 METHODS: dict[str, Method[Any]] = {
@@ -104,7 +104,7 @@ def on(federation: Federation, name: str, out: Path) -> Result:
     Loop(setting, Embedded(setting.workplace()), folder, []).begin()
     desk = Desk(folder.path)
     desk.clear()
-    config = {"out": str(out), "nodes": 3, "deadline": 300.0, "join": 300.0, "resume": False}
+    config = {"out": str(out), "nodes": 3, "deadline": 600.0, "join": 300.0, "resume": False}
     app = write_app(federation.home / f"app-{name}", config)
     options = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     federation.submit(app, *(options if federation.simulation else []))
