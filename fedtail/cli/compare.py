@@ -19,6 +19,7 @@ from fedtail.cli.tables import make_console, show_lines
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
+from fedtail.report.page import leave_report
 
 EXAMPLES = """Examples:
 
@@ -68,7 +69,8 @@ def compare(
 
     The same command again goes on with a comparison: finished runs are not run
     again, an interrupted one goes on where it stopped. One that fails does not
-    stop the others. The table is also in comparison.json and comparison.csv.
+    stop the others. The table is also in comparison.json and comparison.csv,
+    and report.html shows the runs.
     """
     if seeds < 1:
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
@@ -83,6 +85,7 @@ def compare(
             console.print("interrupted; the same command goes on from here")
             raise typer.Exit(130) from None
         write_results(out, lines)
+        leave_report(out)
     show_lines(console, lines)
     console.print(str(out), soft_wrap=True, highlight=False, markup=False)
     if any(line.failures for line in lines):

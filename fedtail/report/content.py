@@ -155,17 +155,21 @@ def _groups(line: Line, counts: Sequence[float]) -> dict[str, list[int]]:
 
 def _confusion(line: Line) -> Plain | None:
     """Return the confusion counts of the shipped models, added over seeds."""
-    found = [run.confusion["confusion"] for run in line.runs if run.confusion]
-    try:
-        tables = [np.asarray(table, dtype=np.int64) for table in found]
-    except (TypeError, ValueError):
-        raise FedtailError(
-            f"a confusion.json of {line.runs[0].path} is not a table of counts"
-        ) from None
+    tables = [_table(run) for run in line.runs if run.confusion is not None]
     tables = [table for table in tables if table.shape == tables[0].shape]
     if not tables or tables[0].size > MOST_CELLS:
         return None
     return {"seeds": len(tables), "counts": np.sum(tables, axis=0).tolist()}
+
+
+def _table(run: Run) -> np.ndarray:
+    try:
+        table = np.asarray((run.confusion or {}).get("confusion"), dtype=np.int64)
+    except (TypeError, ValueError):
+        table = np.empty(0, dtype=np.int64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        raise FedtailError(f"'{run.path / 'confusion.json'}' is not a table of counts")
+    return table
 
 
 def _splits(lines: Sequence[Line]) -> list[Plain]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedtail.callbacks.jsonl import json_ready
+from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.report.content import make_content
 from fedtail.report.runs import Plain, read_runs
@@ -32,6 +34,14 @@ def write_report(path: Path | str, folders: Sequence[Path | str]) -> None:
     page = make_page(make_content(read_runs(folders)))
     make_folder(Path(path).parent)
     write_atomic(Path(path), page)
+
+
+def leave_report(folder: Path) -> None:
+    """Write ``report.html`` into a folder of runs that are over."""
+    # The models are written by now: a page that `fedtail report` can make at any time is no reason
+    # to call a run failed.
+    with contextlib.suppress(FedtailError):
+        write_report(folder / "report.html", [folder])
 
 
 def make_page(content: Plain, live: bool = False) -> str:

@@ -36,7 +36,7 @@ function lineChart(options, lines, zooms) {
   const series = lines
     .map((line) => ({ line, points: curvePoints(line, options) }))
     .filter((one) => one.points.length);
-  if (!series.length) return el("p", { class: "note" }, "No tested round yet.");
+  if (!series.length) return el("p", { class: "note" }, "No round has this score yet.");
   const all = series.flatMap((one) => one.points);
   const whole = [Math.min(...all.map((p) => p.x)), Math.max(...all.map((p) => p.x))];
   if (options.unit) whole[0] = 0;

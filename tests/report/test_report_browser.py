@@ -1,0 +1,191 @@
+"""The page in a real Chromium: it loads without a complaint, sorts, toggles, zooms and follows.
+
+Needs the package `playwright` and an installed `chromium`; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import SPLIT, record, write_run
+
+from fedtail.report import make_server, write_report
+
+pytestmark = pytest.mark.slow
+
+Open = Callable[..., Any]
+PHONE = {"width": 390, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """Return what opens a page; whatever the page complains of fails the test."""
+    complaints: list[str] = []
+    asked: list[str] = []
+    contexts = []
+
+    def open_page(address: str, **options: Any) -> Any:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [a for a in asked if not a.startswith(("file:", "data:", "http://127.0.0.1"))] == []
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    table = {
+        "classes": ["cat", "dog", "<b>owl</b>"],
+        "confusion": [[3, 1, 0], [0, 4, 0], [2, 1, 1]],
+    }
+    for name, best in (("fedavg", 0.5), ("creff", 0.9), ("fedlc", 0.7)):
+        for seed in (0, 1):
+            records = [
+                record(at, best * at / 4 + seed / 50, many=0.9, few=best / 2, per_class=[best] * 3)
+                for at in range(1, 5)
+            ]
+            split = {**SPLIT, "digest": f"d{seed}"}
+            write_run(
+                tmp_path / f"{name}{seed}",
+                records,
+                method={"name": name},
+                seed=seed,
+                split=split,
+                confusion=table,
+            )
+    write_report(tmp_path / "report.html", [tmp_path])
+    return tmp_path
+
+
+def methods(page: Any) -> list[str]:
+    return [text.strip() for text in page.locator("#summary tbody th").all_inner_texts()]
+
+
+def test_the_table_sorts(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    page.click("#sort-accuracy")
+    assert methods(page) == ["creff", "fedlc", "fedavg"]
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("All")
+    page.keyboard.press("Enter")  # the heading has kept the focus
+    assert methods(page) == ["fedavg", "fedlc", "creff"]
+    page.click("#sort-label")
+    assert methods(page) == ["creff", "fedavg", "fedlc"]
+
+
+def test_a_method_toggles(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    curves = page.locator("#rounds path.curve")
+    assert curves.count() == 3
+    button = page.get_by_role("button", name="creff", exact=True)
+    button.focus()
+    page.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "false"
+    assert curves.count() == 2
+    assert page.locator("#chart-groups rect").count() == 4  # two methods, many and few
+    button.click()
+    assert curves.count() == 3
+
+
+def test_curves_are_read_and_zoomed(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    page.focus("#rounds")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    told = page.locator("#chart-rounds [aria-live]").inner_text()
+    # creff in round 2: 0.45 and 0.47, mean 46 %, deviation 0.0141.
+    assert told.startswith("round 2: creff 46.0 ± 1.4, ")
+    assert page.locator("#tip").is_visible()
+    page.keyboard.press("+")
+    assert page.locator("#rounds-reset").is_visible()
+    page.keyboard.press("0")
+    assert page.locator("#rounds-reset").is_hidden()
+    box = page.locator("#rounds").bounding_box()
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 50, steps=3)
+    page.mouse.up()
+    assert page.locator("#rounds-reset").is_visible()
+
+
+def test_another_score_is_drawn(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    page.click("#score-few")
+    assert "accuracy, few (%)" in page.locator("#rounds").text_content()
+    page.click("#score-loss")  # which no record has
+    assert page.locator("#chart-rounds").inner_text() == "No round has this score yet."
+
+
+def test_maps_are_read_cell_by_cell(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    page.focus("#split-map")
+    page.keyboard.press("ArrowDown")
+    # By frequency: class 1 (10 samples), class 2 (5), class 0 (2).
+    assert page.locator("#split .readout").inner_text() == "client 1, class dog: 4 samples"
+    page.select_option("#split-choice", "1")
+    page.focus("#confusion-map")
+    page.keyboard.press("ArrowDown")
+    told = page.locator("#confusion .readout").inner_text()
+    assert told == "<b>owl</b> taken for dog: 25.0 % (2 samples)"  # 1 of 4, in two seeds
+
+
+def test_light_and_dark(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri(), color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(20, 23, 27)"
+    page.get_by_role("button", name="Use the light theme").click()
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_a_phone_scrolls_in_one_direction(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri(), viewport=PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+def test_a_live_run_updates(tmp_path: Path, opened: Open) -> None:
+    with make_server([tmp_path], 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            page = opened(f"http://127.0.0.1:{server.server_port}/")
+            assert "holds no run" in page.locator("#error").inner_text()
+            folder = write_run(tmp_path / "a", [record(1, 0.5)], finished=False)
+            page.wait_for_selector("#error", state="hidden", timeout=30_000)
+            cell = page.locator("#summary tbody td").nth(1)
+            assert cell.inner_text() == "50.0"
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(record(2, 0.625)) + "\n")
+            page.wait_for_function(
+                "document.querySelectorAll('#summary tbody td')[1].textContent === '62.5'",
+                timeout=30_000,
+            )
+            assert page.locator("#status").inner_text() == "live"
+            assert page.locator("#summary tbody td").last.inner_text() == "2 of 3"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,107 @@
+"""Tables for papers and programs, and the command that writes them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import fedtail, one_sentence
+from run_folders import record, write_run
+
+from fedtail.report import as_csv, as_latex, make_lines, read_runs, write_figures
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    folder = tmp_path / "study"
+    for seed, few in ((0, 0.2), (1, 0.3)):
+        last = record(1, 0.5, many=0.75, few=few, per_class=[0.1, 0.75, None])
+        write_run(folder / f"a{seed}", [last], seed=seed)
+    write_run(folder / "b", [record(1, 0.5, many=0.8, few=0.125)], method={"name": "my_method"})
+    return folder
+
+
+def test_the_csv(study: Path) -> None:
+    first, second = csv.DictReader(as_csv(make_lines(read_runs([study]))).splitlines())
+    assert (first["method"], first["seeds"]) == ("fedavg", "0 1")
+    assert float(first["few_mean"]) == pytest.approx(0.25)
+    assert float(first["few_std"]) == pytest.approx(0.005**0.5)  # of 0.2 and 0.3
+    assert (first["medium_mean"], second["few_std"]) == ("", "")
+    assert (float(second["bytes"]), float(second["seconds"])) == (150, 2)
+
+
+def test_the_latex_table(study: Path) -> None:
+    text = as_latex(make_lines(read_runs([study])))
+    assert text.splitlines() == [
+        r"\begin{tabular}{lrrrr}",
+        r"\toprule",
+        r"Method & All & Many & Medium & Few \\",
+        r"\midrule",
+        # 50.0 is the best of both; the deviation of 0.2 and 0.3 is 7.07 points.
+        r"fedavg & $\mathbf{50.0} \pm 0.0$ & $75.0 \pm 0.0$ & -- & $\mathbf{25.0} \pm 7.1$ \\",
+        r"my\_method & $\mathbf{50.0}$ & $\mathbf{80.0}$ & -- & $12.5$ \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_the_command_writes_what_is_asked(study: Path, tmp_path: Path) -> None:
+    out, table, tex = tmp_path / "new" / "r.html", tmp_path / "r.csv", tmp_path / "r.tex"
+    done = fedtail(
+        "report", str(study), "--out", str(out), "--csv", str(table), "--latex", str(tex)
+    )
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [f"written: {path}" for path in (out, table, tex)]
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert table.read_text().startswith("method,seeds,accuracy_mean,")
+    assert tex.read_text().startswith(r"\begin{tabular}")
+
+
+def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert "holds no run" in one_sentence(fedtail("report", folder))
+    assert "missing argument" in one_sentence(fedtail("report")).lower()
+    refused = one_sentence(fedtail("report", folder, "--serve", "--csv", "x.csv"))
+    assert refused == "--serve writes no file: leave out --csv, --latex and --figures"
+    missing = str(tmp_path / "missing")
+    assert one_sentence(fedtail("report", missing, "--serve")) == f"'{missing}' is not a folder"
+
+
+def test_the_help_fits(tmp_path: Path) -> None:
+    shown = fedtail("report", "--help").out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "\n fedtail report runs/a --serve" in shown
+
+
+@pytest.mark.slow
+def test_the_figures(study: Path, tmp_path: Path) -> None:
+    written = write_figures(tmp_path / "figures", make_lines(read_runs([study])))
+    names = ("rounds", "groups", "bytes", "seconds", "classes")
+    assert [path.name for path in written] == [f"{n}.{k}" for n in names for k in ("png", "pdf")]
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
+
+
+@pytest.mark.slow
+def test_runs_without_a_round_have_no_figures(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [])
+    assert write_figures(tmp_path / "figures", make_lines(read_runs([tmp_path]))) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_cleanly(study: Path) -> None:
+    command = [sys.executable, "-m", "fedtail", "report", str(study), "--serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "stopped\n", "")
