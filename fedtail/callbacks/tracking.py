@@ -42,6 +42,7 @@ def scalars(record: Record) -> dict[str, float]:
     """Return the finite numbers of one round by the name a tracker shows."""
     named = {key: record.get(key) for key in LOGGED}
     named |= {f"method/{key}": value for key, value in (record.get("method") or {}).items()}
+    named["privacy/epsilon"] = (record.get("privacy") or {}).get("epsilon")
     ready = json_ready(named)
     return {key: float(ready[key]) for key in ready if isinstance(ready[key], int | float)}
 
