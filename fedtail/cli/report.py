@@ -86,12 +86,12 @@ def report(
 def show_live(folders: list[Path], port: int) -> None:
     """Serve until Ctrl-C."""
     must_be_there(folders)
-    with make_server(folders, port) as server:
-        _say(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)")
-        try:
+    try:
+        with make_server(folders, port) as server:
+            _say(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)")
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            _say("stopped")
+    except KeyboardInterrupt:
+        _say("stopped")
 
 
 def must_be_there(folders: list[Path]) -> None:

@@ -180,10 +180,7 @@ def test_a_live_run_updates(tmp_path: Path, opened: Open) -> None:
             assert cell.inner_text() == "50.0"
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(record(2, 0.625)) + "\n")
-            page.wait_for_function(
-                "document.querySelectorAll('#summary tbody td')[1].textContent === '62.5'",
-                timeout=30_000,
-            )
+            cell.filter(has_text="62.5").wait_for(timeout=30_000)
             assert page.locator("#status").inner_text() == "live"
             assert page.locator("#summary tbody td").last.inner_text() == "2 of 3"
         finally:
