@@ -19,7 +19,7 @@ from fedtail.cli.tables import make_console, show_lines
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
-from fedtail.report.page import leave_report
+from fedtail.report.document import leave_report
 
 EXAMPLES = """Examples:
 

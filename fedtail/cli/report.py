@@ -11,9 +11,9 @@ from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.report.content import make_content
+from fedtail.report.document import make_page
 from fedtail.report.figures import write_figures
 from fedtail.report.lines import make_lines
-from fedtail.report.page import make_page
 from fedtail.report.runs import read_runs
 from fedtail.report.serve import HOST, make_server
 from fedtail.report.tables import as_csv, as_latex

@@ -2,9 +2,9 @@
 
 from fedtail.report.callback import ReportFile
 from fedtail.report.content import make_content
+from fedtail.report.document import make_page, write_report
 from fedtail.report.figures import write_figures
 from fedtail.report.lines import Line, make_lines
-from fedtail.report.page import make_page, write_report
 from fedtail.report.runs import Run, read_run, read_runs
 from fedtail.report.serve import make_server
 from fedtail.report.tables import as_csv, as_latex

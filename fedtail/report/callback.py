@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record
-from fedtail.report.page import leave_report
+from fedtail.report.document import leave_report
 
 
 class ReportFile(Callback):

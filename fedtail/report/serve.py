@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.report.content import make_content
-from fedtail.report.page import embedded, make_page
+from fedtail.report.document import embedded, make_page
 from fedtail.report.runs import Plain, read_runs
 
 HOST = "127.0.0.1"

@@ -46,6 +46,7 @@ def test_methods_and_seeds_become_one_table_and_two_files() -> None:
     assert table[0]["seeds"] == "0 1"
     assert float(table[0]["accuracy_mean"]) == rows[0]["scores"]["accuracy"]["mean"]
     assert f"{100 * fmean(accuracies):.1f}" in done.out
+    assert '"seeds":[0,1]' in Path("out/report.html").read_text(encoding="utf-8")
     assert f"±{100 * stdev(accuracies):.1f}" in done.out
 
 
