@@ -207,7 +207,9 @@ def row(name: str, cls: type[Config]) -> str:
     return f"| `{name}` | {shown} | {field.description} |"
 
 
-@pytest.mark.parametrize("cls", [fedtail.Experiment, fedtail.FedAvg, LocalTraining, Augment, fedtail.Privacy])
+@pytest.mark.parametrize(
+    "cls", [fedtail.Experiment, fedtail.FedAvg, LocalTraining, Augment, fedtail.Privacy]
+)
 def test_the_experiment_reference_has_every_field(cls: type[Config]) -> None:
     page = (DOCS / "reference" / "experiment.md").read_text(encoding="utf-8").splitlines()
     assert [row(name, cls) for name in cls.model_fields if row(name, cls) not in page] == []
