@@ -86,6 +86,10 @@ class FedAlign(FedAvg[ModelState]):
             server.log("lipschitz_gap", sum(gaps) / len(gaps))
         return super().aggregate(s, updates, server)
 
+    def not_a_sum(self) -> str:
+        """Need nothing but the mean of the models; what `aggregate` logs are scalars."""
+        return super().not_a_sum()
+
     def prepare(self, run: LocalRun) -> Alignment | None:
         """Make the narrow block."""
         return Alignment(Slim(self.chosen(run.model), self.width)) if self.mu else None
