@@ -147,12 +147,12 @@ def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
 def test_ten_long_runs_stay_under_five_megabytes(tmp_path: Path) -> None:
     rng = random.Random(0)
     keys = ("balanced_accuracy", "many", "medium", "few", "tail", "worst_class", "loss", "ece")
+    rows = [[rng.randrange(5000) for _ in range(100)] for _ in range(100)]
     for number in range(10):
         records = [
             record(at, rng.random(), **{key: rng.random() for key in keys}) for at in range(1, 201)
         ]
         records[-1]["per_class"] = [rng.random() for _ in range(100)]
-        rows = [[rng.randrange(5000) for _ in range(100)] for _ in range(100)]
         split = {"digest": str(number), "class_counts": rows[0], "counts": rows}
         table = {"classes": [f"class {c}" for c in range(100)], "confusion": rows}
         method = {"name": f"method{number}"}
