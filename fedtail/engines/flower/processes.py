@@ -61,11 +61,11 @@ def stop(started: Iterable[Started]) -> None:
             one.process.wait(max(0.1, until - time.monotonic()))
         one.process.kill()
         one.process.wait()
-    while _alive(family) and time.monotonic() < until:
-        time.sleep(0.1)
+    _wait(family, until)
     for pid, _ in _alive(family):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    _wait(family, time.monotonic() + GRACE)  # on a busy machine, also a killed one takes a moment
 
 
 def descendants(pid: int) -> set[Birth]:
@@ -97,6 +97,11 @@ def free_ports(count: int) -> list[int]:
 def _alive(births: Iterable[Birth]) -> list[Birth]:
     table = _table()
     return [(pid, born) for pid, born in births if pid in table and table[pid][1] == born]
+
+
+def _wait(births: Iterable[Birth], until: float) -> None:
+    while _alive(births) and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _table() -> dict[int, tuple[int, str]]:
