@@ -26,6 +26,7 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import Evaluation, personal_scores, scores
+from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
 from fedtail.protocol import Exchange, Scalar, Server, Task
@@ -34,18 +35,6 @@ from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
 S = TypeVar("S")
-SCORES = (
-    "accuracy",
-    "balanced_accuracy",
-    "many",
-    "medium",
-    "few",
-    "tail",
-    "worst_class",
-    "per_class",
-    "loss",
-    "ece",
-)
 MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
 
@@ -336,7 +325,7 @@ class Loop:
         last = number == server.rounds or not self.affords(number + 1)
         tested = last or number % self.setting.experiment.eval_every == 0
         extra = Ledger()
-        found = self.test(state, server, extra) if tested else dict.fromkeys(SCORES)
+        found = self.test(state, server, extra) if tested else dict.fromkeys((*SCORES, "per_class"))
         # What comes after training is paid once, when it is over.
         for client, (down, up) in extra.traffic.items() if last else ():
             ledger.count(client, 0, down)

@@ -12,21 +12,9 @@ from fedtail.callbacks.base import Record, RunInfo
 from fedtail.callbacks.jsonl import json_ready
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
+from fedtail.metrics.scores import SCORES
 
-LOGGED = (
-    "accuracy",
-    "balanced_accuracy",
-    "many",
-    "medium",
-    "few",
-    "tail",
-    "worst_class",
-    "loss",
-    "ece",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-)
+LOGGED = (*SCORES, "bytes_up", "bytes_down", "seconds")
 """The keys of a record that trackers log; a method's own numbers come under ``method/``."""
 
 

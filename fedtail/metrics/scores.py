@@ -11,6 +11,19 @@ from fedtail.metrics.groups import ShotGroups, by_frequency
 
 Score = float | list[float | None] | None
 
+SCORES = (
+    "accuracy",
+    "balanced_accuracy",
+    "many",
+    "medium",
+    "few",
+    "tail",
+    "worst_class",
+    "loss",
+    "ece",
+)
+"""The keys of a tested round that are single numbers; ``per_class`` is a list."""
+
 
 def scores(
     evaluation: Evaluation, groups: ShotGroups, train_counts: Sequence[int]

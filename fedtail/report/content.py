@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from fedtail.errors import FedtailError
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
-from fedtail.report.lines import SCORES, Line, Moments, differing, make_lines, moments, seconds
+from fedtail.metrics.scores import SCORES
+from fedtail.report.lines import Line, Moments, differing, make_lines, moments, seconds
 from fedtail.report.runs import Plain, Run
 from fedtail.version import __version__
 

@@ -13,18 +13,6 @@ from fedtail.folder import FREE
 from fedtail.metrics.curves import traffic
 from fedtail.report.runs import Run
 
-SCORES = (
-    "accuracy",
-    "balanced_accuracy",
-    "many",
-    "medium",
-    "few",
-    "tail",
-    "worst_class",
-    "loss",
-    "ece",
-)
-"""The scores of a report, in the order of its columns."""
 SHOWN_DIFFERENCES = 3
 """So many settings tell two lines apart in a label; all are in the table of settings."""
 

@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import Sequence
 
+from fedtail.metrics.scores import SCORES
 from fedtail.report.content import TITLES
-from fedtail.report.lines import SCORES, Line
+from fedtail.report.lines import Line
 
 IN_PAPER = ("accuracy", "many", "medium", "few")
 """The columns of the LaTeX table."""

@@ -40,6 +40,8 @@ class LocalGrid(Grid):
         self.sent: list[Message] = []
         self._replies: dict[str, Message] = {}
 
+    # Flower's interface has these three; the library must do without them, so they fail if called.
+
     @property
     def run(self) -> Run:
         raise NotImplementedError
