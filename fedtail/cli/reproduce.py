@@ -27,7 +27,7 @@ EXAMPLES = """Examples:
 
 fedtail reproduce --list
 
-fedtail reproduce creff/table1 --scale reduced --only "CIFAR-10-LT*IF=100*"
+fedtail reproduce creff/table1 --only "CIFAR-10-LT*IF=100" --method FedAvg --method CReFF
 """
 
 
@@ -57,6 +57,15 @@ def reproduce(
             metavar="TEXT",
             help="only cells whose data set, setting and method hold this text (* stands for "
             "anything); repeat the flag for cells that hold any of them",
+            rich_help_panel=EXPERIMENT,
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="only this method, by its name in the table; may be repeated",
             rich_help_panel=EXPERIMENT,
             show_default=False,
         ),
@@ -92,7 +101,7 @@ def reproduce(
         show_list(console, scale)
         return
     chosen = load(table)
-    cells = select(chosen, only or [])
+    cells = select(chosen, only or [], method or [])
     check_data(chosen, cells, scale)
     runs = seeds or chosen.seeds(scale)
     folder = out or Path("runs") / f"{table}-{scale}"
@@ -109,16 +118,22 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def select(table: Table, only: Sequence[str]) -> list[Cell]:
-    """Return the cells that hold one of the texts; all if there is none."""
+def select(table: Table, only: Sequence[str], methods: Sequence[str]) -> list[Cell]:
+    """Return the cells of these methods that hold one of the texts; an empty list asks nothing."""
+    known = list(dict.fromkeys(cell.method for cell in table.cells))
+    for name in methods:
+        if name not in known:
+            raise FedtailError(f"{table.name} has no method '{name}' (known: {', '.join(known)})")
     cells = [
         cell
         for cell in table.cells
-        if not only or any(fnmatch.fnmatchcase(str(cell), f"*{text}*") for text in only)
+        if (not methods or cell.method in methods)
+        and (not only or any(fnmatch.fnmatchcase(str(cell), f"*{text}*") for text in only))
     ]
     if not cells:
         raise FedtailError(
-            f"no cell of {table.name} holds {' or '.join(repr(text) for text in only)}; "
+            f"no cell of {table.name} holds {' or '.join(repr(text) for text in only)}"
+            f"{' with the method ' + ' or '.join(methods) if methods else ''}; "
             f"the first is '{table.cells[0]}'"
         )
     return cells

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import fedtail
 
+from fedtail.cli.reproduce import select
 from fedtail.errors import FedtailError
 from fedtail.reproduce import load, recipes
 from fedtail.reproduce.cost import cost, samples_of
@@ -118,6 +119,18 @@ def test_a_cell_that_is_not_there(tmp_path: Path) -> None:
     assert shown.code == 2
     assert "no cell of creff/table1 holds 'SVHN'" in shown.err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_method_is_chosen_by_its_whole_name() -> None:
+    table = load("creff/table1")
+    chosen = select(table, ["CIFAR-10-LT*IF=100"], ["FedAvg", "CReFF"])
+    assert [cell.method for cell in chosen] == ["FedAvg", "CReFF"]  # not FedAvgM
+
+
+def test_a_method_that_is_not_in_the_table(tmp_path: Path) -> None:
+    shown = fedtail("reproduce", "creff/table1", "--method", "fedavg", "--out", str(tmp_path / "x"))
+    assert shown.code == 2
+    assert "creff/table1 has no method 'fedavg' (known: FedAvg, FedAvgM," in shown.err
 
 
 def test_missing_data_is_named_with_the_command_that_gets_it(
