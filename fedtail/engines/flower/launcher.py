@@ -92,7 +92,7 @@ class Launch:
             stack.enter_context(ended_by_signals())
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtail-")))
             federation = Federation(home, desk.folder, self.tls, self.engine == "ray")
-            stack.callback(lambda: stop(federation.started))
+            stack.callback(lambda: stop(federation.started, federation.seen))
             self.start(federation, len(setting.federation), folder, resume)
             self.wait(federation, desk, Watch(folder, callbacks, done))
         return collect(setting, folder, callbacks)
@@ -122,6 +122,7 @@ class Launch:
         link, *nodes = federation.started
         until = time.monotonic() + START
         while True:
+            federation.look()
             watch.look()
             said = desk.read()
             if said.get("ended"):

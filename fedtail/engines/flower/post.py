@@ -33,7 +33,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What came from one node: payloads and notes, or the reason why not."""
+    """What came from one node: payloads and notes, or the reason why not.
+
+    An answer without notes is not the client's own: it did not answer, or could not be understood.
+    """
 
     payloads: list[Payload]
     notes: dict[str, Any]
@@ -94,7 +97,7 @@ def read(reply: Message) -> Answer:
     except FedtailError as error:
         return failed(str(error))
     if notes.get("kind") == "failed":
-        return failed(str(notes["reason"]))
+        return Answer([], notes, reason=str(notes["reason"]))
     return Answer(payloads, notes, wire_bytes(reply.content))
 
 

@@ -48,10 +48,18 @@ def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) 
     return Started(name, process, log)
 
 
-def stop(started: Iterable[Started]) -> None:
-    """End processes and all that they started; those that do not listen are killed."""
+def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
+    """End processes and all that they started; those that do not listen are killed.
+
+    Parameters
+    ----------
+    started
+        What is asked to end.
+    seen
+        Descendants that were seen before: a parent that was killed leads to its children no more.
+    """
     running = list(started)
-    family = {birth for one in running for birth in descendants(one.process.pid)}
+    family = descendants(*(one.process.pid for one in running)) | set(seen)
     for one in running:
         with contextlib.suppress(ProcessLookupError):
             one.process.terminate()
@@ -68,11 +76,11 @@ def stop(started: Iterable[Started]) -> None:
     _wait(family, time.monotonic() + GRACE)  # on a busy machine, also a killed one takes a moment
 
 
-def descendants(pid: int) -> set[Birth]:
-    """Return the children of a process, their children, and so on."""
+def descendants(*pids: int) -> set[Birth]:
+    """Return the children of processes, their children, and so on."""
     table = _table()
     found: set[Birth] = set()
-    parents = {pid}
+    parents = set(pids)
     while parents:
         children = {(p, born) for p, (parent, born) in table.items() if parent in parents} - found
         found |= children

@@ -8,6 +8,7 @@ client k is served by partition k modulo the number of nodes.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from fedtail.protocol import ClientId
 from fedtail.version import __version__
 
 HELLO = "query.hello"
+TRIES = 3
+"""How often a node is asked that does not answer; a busy machine may lose a client's process."""
 
 
 @dataclass
@@ -45,7 +48,8 @@ class Roster:
     kind: str = HELLO
     warn: Callable[[str], None] = print
     places: dict[int, NodeId] = field(default_factory=dict)
-    asked: set[NodeId] = field(default_factory=set)
+    met: set[NodeId] = field(default_factory=set)
+    tries: Counter[NodeId] = field(default_factory=Counter)
 
     def assemble(self, seconds: float) -> None:
         """Wait until every partition is there; stop the run if that takes too long."""
@@ -62,7 +66,7 @@ class Roster:
     def refresh(self) -> dict[int, NodeId]:
         """Ask nodes that are new, and return the node of each partition that is online."""
         online = set(self.grid.get_node_ids())
-        self._meet(sorted(online - self.asked))
+        self._meet(sorted(online - self.met))
         return {part: node for part, node in self.places.items() if node in online}
 
     def partition(self, client: ClientId) -> int:
@@ -74,7 +78,9 @@ class Roster:
         if not contents:
             return
         for node, answer in ask(self.grid, self.kind, contents, self.seconds, "hello").items():
-            self.asked.add(node)
+            self.tries[node] += 1
+            if answer.notes or self.tries[node] == TRIES:
+                self.met.add(node)
             if answer.reason:
                 self.warn(f"node {node} is not used: {answer.reason}")
                 continue

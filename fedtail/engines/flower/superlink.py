@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtail.engines.flower.processes import Started, free_ports, start
+from fedtail.engines.flower.processes import Birth, Started, descendants, free_ports, start
 from fedtail.errors import RunStopped
 from fedtail.files import write_atomic
 
@@ -50,6 +50,7 @@ class Federation:
     tls: bool = False
     simulation: bool = False
     started: list[Started] = field(default_factory=list)
+    seen: set[Birth] = field(default_factory=set)
     port: int = 0
     certificates: Certificates | None = None
 
@@ -92,6 +93,10 @@ class Federation:
         )
         self.started.append(start("superlink", command, self.logs / "superlink.log", self.env))
         self._wait_until_ready()
+
+    def look(self) -> None:
+        """Remember what the processes have started, for the day that one of them is killed."""
+        self.seen |= descendants(*(one.process.pid for one in self.started))
 
     def add_node(self, partition: int, partitions: int, key: Path | None = None) -> Started:
         """Start a SuperNode that holds one partition; with TLS it has a key that is registered."""

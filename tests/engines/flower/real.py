@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,9 @@ class Unruly(FedAvg):
         return Payload({n: spoil(t) for n, t in payload.tensors.items()}, payload.scalars)
 '''
 
+MARK = "FEDTAIL_TEST_RUN"
+"""A variable that everything a run starts inherits: it finds what lost its parent, too."""
+
 QUICK = [
     "--clients",
     "3",
@@ -73,9 +78,14 @@ class Run:
     def __init__(self, folder: Path, words: list[str], log: Path) -> None:
         self.folder = folder
         self.log = log
+        self.mark = uuid.uuid4().hex
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedtail", *words], stdout=file, stderr=file, cwd=log.parent
+                [sys.executable, "-m", "fedtail", *words],
+                stdout=file,
+                stderr=file,
+                cwd=log.parent,
+                env={**os.environ, MARK: self.mark},
             )
 
     @property
@@ -120,10 +130,8 @@ class Run:
 def running(folder: Path, *words: str) -> Iterator[Run]:
     """Start a run; whatever the test does, nothing of it is left afterwards."""
     made = Run(folder, list(words), folder.with_suffix(".log"))
-    family: set[int] = set()
     try:
         yield made
-        family = set(made.family())
     finally:
         if made.process.poll() is None:
             made.process.send_signal(signal.SIGTERM)
@@ -131,8 +139,24 @@ def running(folder: Path, *words: str) -> Iterator[Run]:
             made.process.wait(60)
         except subprocess.TimeoutExpired:
             made.process.kill()
-    time.sleep(1)
-    assert [pid for pid in family if Path(f"/proc/{pid}").exists() and not zombie(pid)] == []
+            made.process.wait()
+        left = marked(made.mark)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert left == {}
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return the command line of every running process with a mark in its environment."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (path / "cmdline").read_bytes().decode().replace("\0", " ")
+        except OSError:  # it ended while it was looked at
+            continue
+    return {pid: line for pid, line in found.items() if not zombie(pid)}
 
 
 def zombie(pid: int) -> bool:

@@ -10,7 +10,7 @@ import local_federation
 import pytest
 import tiny
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedtail import (
@@ -249,6 +249,31 @@ def test_a_run_whose_nodes_do_not_come_stops() -> None:
     on.grid.offline = {102}
     with pytest.raises(RunStopped, match=r"2 of 3 nodes came online .* partition-id 2"):
         on.engine().crew.roster.assemble(0.5)
+
+
+def test_a_node_whose_first_process_is_killed_is_asked_again() -> None:
+    warnings: list[str] = []
+    on = made(nodes=2, warnings=warnings)
+    killed: list[int] = []
+
+    def kill_first(node: int, reply: Message) -> Message:
+        if node != 101 or 101 in killed:
+            return reply
+        killed.append(node)
+        return Message(Error(8, "killed"), reply_to=on.grid.sent[-1])
+
+    on.grid.spoil = kill_first
+    on.engine().crew.roster.assemble(30)
+    assert warnings == ["node 101 is not used: its client app was killed"]
+
+
+def test_a_node_that_never_answers_is_not_asked_for_ever() -> None:
+    on = made(nodes=2, deadline=0.05, warnings=[])
+    on.grid.silent = {101}
+    roster = on.engine().crew.roster
+    for _ in range(9):
+        assert roster.refresh() == {0: 100}
+    assert [m.metadata.dst_node_id for m in on.grid.sent] == [100, 101, 101, 101]
 
 
 def test_nodes_with_a_wrong_or_no_partition_are_named() -> None:

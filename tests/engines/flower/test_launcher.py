@@ -49,6 +49,20 @@ def test_stopping_ends_children_that_left_the_session(tmp_path: Path) -> None:
     assert made.ended == f"parent ended with exit code -15 (log: {tmp_path / 'log'})"
 
 
+def test_stopping_ends_the_orphans_of_a_killed_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtail.engines.flower.processes.GRACE", 0.5)
+    made = family(tmp_path)
+    seen = descendants(made.process.pid)
+    made.process.kill()
+    made.process.wait()
+    assert descendants(made.process.pid) == set()
+    assert all(alive(pid) for pid, _ in seen)
+    stop([made], seen)
+    assert not any(alive(pid) for pid, _ in seen)
+
+
 def test_a_process_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
