@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from fedtail.cli.tables import make_console
 from fedtail.data.dataset import Dataset
 from fedtail.data.fetch import fetch as fetch_data
 from fedtail.data.public import PublicSource
@@ -28,20 +28,10 @@ def list_sources(
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "name",
-        "what it is",
-        "train / test",
-        "classes",
-        "natural clients",
-        "here, or how to get it",
-    ):
-        table.add_column(title, overflow="fold")
+    width = make_console().width
+    names = max(len(row["name"]) for row in rows)
     for row in rows:
-        keys = ("name", "what", "samples", "classes", "natural_clients")
-        table.add_row(*(row[key] for key in keys), escape(row["path"] or row["get"]))
-    Console().print(table)
+        print(_entry(row, names, width))
 
 
 @app.command()
@@ -92,6 +82,34 @@ def _row(name: str) -> dict[str, str]:
         "path": cls.located() or "",
         "get": "" if cls.located() else _get(cls),
     }
+
+
+def _entry(row: dict[str, str], names: int, width: int) -> str:
+    """Return what `list` shows of one source: its name, and beside it a fact a line.
+
+    A path or a command is never cut, so that it can be copied.
+    """
+    size = f"train / test: {row['samples']}; {row['classes']} classes"
+    clients = "" if row["natural_clients"] == "-" else f"; from {row['natural_clients']}"
+    facts = [
+        row["what"],
+        "" if row["samples"] == "yours" else size + clients,
+        f"here: {row['path']}" if row["path"] else f"to have it: {row['get']}",
+    ]
+    left = " " * (names + 2)
+    lines = [
+        textwrap.fill(
+            fact,
+            width,
+            initial_indent=left,
+            subsequent_indent=f"{left}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for fact in facts
+        if fact
+    ]
+    return row["name"] + "\n".join(lines)[len(row["name"]) :]
 
 
 def _get(cls: type[Source]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -37,11 +37,13 @@ def write_report(path: Path | str, folders: Sequence[Path | str]) -> None:
 
 
 def leave_report(folder: Path) -> None:
-    """Write ``report.html`` into a folder of runs that are over."""
+    """Write ``report.html`` into a folder of runs that are over, or warn that it could not be."""
     # The models are written by now: a page that `fedtail report` can make at any time is no reason
     # to call a run failed.
-    with contextlib.suppress(FedtailError):
+    try:
         write_report(folder / "report.html", [folder])
+    except FedtailError as error:
+        print(f"warning: there is no report of '{folder}': {error}", file=sys.stderr)
 
 
 def make_page(content: Plain, live: bool = False) -> str:

@@ -42,6 +42,19 @@ def test_list_shows_every_source(data: Path) -> None:
     assert "fedtail[hf]" in result.output
 
 
+def test_list_is_readable_at_80_columns(data: Path) -> None:
+    path = write_mnist(data)
+    lines = runner.invoke(app, ["list"], env={"COLUMNS": "80"}).output.splitlines()
+    # A path is whole, whatever its length: it is there to be copied.
+    assert all(len(line) <= 80 for line in lines if str(data) not in line)
+    at = lines.index("mnist            hand-written digits, 28x28 grey")
+    assert lines[at + 1].strip() == "train / test: 60,000 / 10,000; 10 classes"
+    assert f"here: {path}" in " ".join(line.strip() for line in lines[at + 2 : at + 4])
+    assert any(line.endswith("62 classes; from 3,400 writers") for line in lines)
+    at = next(n for n, line in enumerate(lines) if line.startswith("npz "))
+    assert lines[at + 1].strip() == "to have it: data.path=FILE.npz"  # its samples are yours
+
+
 def test_list_as_json(data: Path) -> None:
     rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "--json"]).output)}
     assert set(rows) == set(Source.registry)

@@ -11,7 +11,10 @@ from command_line import fedtail, write_npz
 
 MAIN = "from fedtail.cli import main\n"
 # Set after the imports: what Python itself writes is not the point.
-LIMITED = f"{MAIN}import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\nmain()"
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+main()"""
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "6", "--model", "mlp"]
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 SMALL_DISK = """
@@ -40,13 +43,25 @@ def test_a_file_that_may_grow_no_further() -> None:
     # ignores the signal, so that the write fails, with EFBIG where a full disk gives ENOSPC.
     words = [*RUN, "model.hidden=[2]", "--out"]
     whole = last_hash(fedtail(*words, "whole").out)
-    command = [sys.executable, "-c", LIMITED, *words, "small"]
+    command = [sys.executable, "-c", MAIN + LIMITED.format(2000), *words, "small"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stderr == "error: cannot write 'small/metrics.jsonl': File too large\n"
     assert done.returncode == 2
     resumed = fedtail("run", "--resume", "small")
     assert "continued after round" in resumed.out
     assert last_hash(resumed.out) == whole
+
+
+def test_a_report_that_cannot_be_written_is_one_line() -> None:
+    # 20 KB hold every file of this run but the page, which has more than 40 KB of script and style.
+    words = [*RUN, "model.hidden=[2]", "--out", "run"]
+    command = [sys.executable, "-c", MAIN + LIMITED.format(20_000), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0
+    reason = "cannot write 'run/report.html': File too large"
+    assert done.stderr == f"warning: there is no report of 'run': {reason}\n"
+    assert last_hash(done.stdout)
+    assert sorted(p.name for p in Path("run").iterdir() if "report" in p.name) == []
 
 
 def test_a_disk_that_is_full() -> None:
