@@ -12,17 +12,20 @@ from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.report.content import make_content
 from fedtail.report.document import make_page
+from fedtail.report.features import SAMPLES, FeatureView, feature_view, first_finished
 from fedtail.report.figures import write_figures
-from fedtail.report.lines import make_lines
+from fedtail.report.lines import Line, make_lines
 from fedtail.report.runs import read_runs
 from fedtail.report.serve import HOST, make_server
-from fedtail.report.tables import as_csv, as_latex
+from fedtail.report.tables import as_csv, as_latex, features_csv, norms_csv
 
 EXAMPLES = """Examples:
 
 fedtail report runs/compare --out report.html
 
 fedtail report runs/a runs/b --latex table.tex --figures figures
+
+fedtail report runs/compare --features --client 3
 
 fedtail report runs/a --serve
 """
@@ -50,6 +53,31 @@ def report(
             metavar="FOLDER", help="draw the curves and bars as PNG and PDF", show_default=False
         ),
     ] = None,
+    features: Annotated[
+        bool,
+        typer.Option(
+            "--features",
+            help="show what enters the classifier as a map (t-SNE), and the classifier's norms; "
+            "loads the model and data of the first seed of each method",
+        ),
+    ] = False,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"of --features: how many test samples (default {SAMPLES})",
+            show_default=False,
+        ),
+    ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="of --features: mark this client's majority, minority and missing classes "
+            "(default: many, medium, few)",
+            show_default=False,
+        ),
+    ] = None,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="show runs while they train; writes nothing, Ctrl-C ends it"),
@@ -63,24 +91,54 @@ def report(
     The page needs no network and no other file. Runs that differ in nothing but
     their seed are one line, with the mean and the deviation over the seeds.
     """
+    if not features and (samples is not None or client is not None):
+        given = "--samples" if samples is not None else "--client"
+        raise FedtailError(f"{given} is of --features, which is not given")
     if serve:
         if csv or latex or figures:
             raise FedtailError("--serve writes no file: leave out --csv, --latex and --figures")
+        if features:
+            raise FedtailError("--features is of runs that are finished: leave out --serve")
         show_live(folders, port)
         return
     runs = read_runs(folders)
     lines = make_lines(runs)
-    written = {out: make_page(make_content(runs))}
+    views = look_at(lines, SAMPLES if samples is None else samples, client) if features else {}
+    written = {out: make_page(make_content(runs, views, client))}
     if csv is not None:
         written[csv] = as_csv(lines)
+        if views:
+            written[beside(csv, "features")] = features_csv(views, client)
+            written[beside(csv, "norms")] = norms_csv(views, client)
     if latex is not None:
         written[latex] = as_latex(lines)
     for path, text in written.items():
         make_folder(path.parent)
         write_atomic(path, text)
-    drawn = [] if figures is None else write_figures(figures, lines)
+    drawn = [] if figures is None else write_figures(figures, lines, views, client)
     for path in (*written, *drawn):
         _say(f"written: {path}")
+
+
+def look_at(lines: list[Line], samples: int, client: int | None) -> dict[str, FeatureView]:
+    """Return the features of each line that has a model, and say which are being made."""
+    chosen = {line.label: first_finished(line) for line in lines}
+    if not any(chosen.values()):
+        raise FedtailError("--features needs a finished run: none of these has a model yet")
+    views = {}
+    for label, run in chosen.items():
+        if run is None:
+            _say(f"no features of {label}: no run of it is finished")
+            continue
+        _say(f"features of {label}: {run.path}")
+        views[label] = feature_view(run, samples=samples)
+        views[label].marks(client)  # refuses a client that is not there, before the next one
+    return views
+
+
+def beside(path: Path, name: str) -> Path:
+    """Return the path of another table with this file: ``study.csv`` gives ``study-norms.csv``."""
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")
 
 
 def show_live(folders: list[Path], port: int) -> None:

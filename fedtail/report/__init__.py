@@ -3,22 +3,28 @@
 from fedtail.report.callback import ReportFile
 from fedtail.report.content import make_content
 from fedtail.report.document import make_page, write_report
+from fedtail.report.features import FeatureView, feature_view, first_finished
 from fedtail.report.figures import write_figures
 from fedtail.report.lines import Line, make_lines
 from fedtail.report.runs import Run, read_run, read_runs
 from fedtail.report.serve import make_server
-from fedtail.report.tables import as_csv, as_latex
+from fedtail.report.tables import as_csv, as_latex, features_csv, norms_csv
 
 __all__ = [
+    "FeatureView",
     "Line",
     "ReportFile",
     "Run",
     "as_csv",
     "as_latex",
+    "feature_view",
+    "features_csv",
+    "first_finished",
     "make_content",
     "make_lines",
     "make_page",
     "make_server",
+    "norms_csv",
     "read_run",
     "read_runs",
     "write_figures",

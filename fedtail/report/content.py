@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedtail.errors import FedtailError
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
 from fedtail.metrics.scores import SCORES
+from fedtail.report.features import GROUPS, SIDES, FeatureView
 from fedtail.report.lines import Line, Moments, differing, make_lines, moments, seconds
 from fedtail.report.runs import Plain, Run
 from fedtail.version import __version__
@@ -35,8 +36,23 @@ TITLES = {
 """The columns of the tables."""
 
 
-def make_content(runs: Sequence[Run]) -> Plain:
-    """Return everything that the page shows of some runs."""
+def make_content(
+    runs: Sequence[Run],
+    views: Mapping[str, FeatureView] | None = None,
+    client: int | None = None,
+) -> Plain:
+    """Return everything that the page shows of some runs.
+
+    Parameters
+    ----------
+    runs
+        The runs.
+    views
+        Features by the label of their line, if they are to be shown.
+    client
+        Whose majority, minority and missing classes the features are first marked by; by default
+        the marks are many, medium and few.
+    """
     lines = make_lines(runs)
     firsts = [line.runs[0] for line in lines]
     different = differing(firsts, lambda key: True)
@@ -57,6 +73,12 @@ def make_content(runs: Sequence[Run]) -> Plain:
             if key not in {*different, "seed", "name"}
         },
         "environments": _environments(lines),
+        "features": [
+            _features(view, number, client)
+            for number, line in enumerate(lines)
+            if (view := (views or {}).get(line.label)) is not None
+        ],
+        "marks": {"groups": GROUPS, "sides": SIDES, "client": client},
     }
 
 
@@ -196,6 +218,30 @@ def _splits(lines: Sequence[Line]) -> list[Plain]:
             if line.label not in entry["lines"]:
                 entry["lines"].append(line.label)
     return list(found.values())
+
+
+def _features(view: FeatureView, line: int, client: int | None) -> Plain:
+    """Return a view; a mark of a class is one digit, so that those of many clients stay small."""
+    shown = range(min(len(view.counts), max(1, MOST_CELLS // len(view.classes))))
+    clients = sorted({*shown, *([] if client is None else [client])})
+    return {
+        "line": line,
+        "seed": view.seed,
+        "counts": view.class_counts,
+        "labels": view.labels.tolist(),
+        "predicted": view.predicted.tolist(),
+        "x": view.points[:, 0].tolist(),
+        "y": view.points[:, 1].tolist(),
+        "groups": _digits(view.marks(), GROUPS),
+        "clients": len(view.counts),
+        "sides": {str(k): _digits(view.marks(k), SIDES) for k in clients},
+        "norms": [[_rounded(norm, 4) for norm in row] for row in view.norms.tolist()],
+    }
+
+
+def _digits(marks: Sequence[str], names: Sequence[str]) -> str:
+    """Return which of three names each mark is; 3 for a class in no group."""
+    return "".join(str(names.index(mark)) if mark in names else "3" for mark in marks)
 
 
 def _environments(lines: Sequence[Line]) -> list[Plain]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,13 +15,19 @@ from fedtail.callbacks.jsonl import json_ready
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.report.content import make_content
+from fedtail.report.features import FeatureView
 from fedtail.report.runs import Plain, read_runs
 
-SCRIPTS = ("draw.js", "charts.js", "panels.js", "page.js")
+SCRIPTS = ("draw.js", "charts.js", "panels.js", "features.js", "page.js")
 """The parts of the script, in the order in which they stand on the page."""
 
 
-def write_report(path: Path | str, folders: Sequence[Path | str]) -> None:
+def write_report(
+    path: Path | str,
+    folders: Sequence[Path | str],
+    views: Mapping[str, FeatureView] | None = None,
+    client: int | None = None,
+) -> None:
     """Write the report of some run folders into one HTML file.
 
     Parameters
@@ -30,8 +36,10 @@ def write_report(path: Path | str, folders: Sequence[Path | str]) -> None:
         The file.
     folders
         Run folders, or folders with run folders inside.
+    views, client
+        Features to show, and how they are marked (see `make_content`).
     """
-    page = make_page(make_content(read_runs(folders)))
+    page = make_page(make_content(read_runs(folders), views, client))
     make_folder(Path(path).parent)
     write_atomic(Path(path), page)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import by_frequency
 from fedtail.metrics.traffic import GB
 from fedtail.report.content import class_counts
+from fedtail.report.feature_map import draw_map
+from fedtail.report.features import GROUPS, FeatureView
 from fedtail.report.lines import Line, seconds
 
 if TYPE_CHECKING:
@@ -20,10 +22,16 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's colours, told apart by people with any kind of colour vision."""
 KINDS = ("png", "pdf")
-GROUPS = ("many", "medium", "few")
+SIZE = (5.0, 3.2)
+"""Of a figure, in inches."""
 
 
-def write_figures(folder: Path | str, lines: Sequence[Line]) -> list[Path]:
+def write_figures(
+    folder: Path | str,
+    lines: Sequence[Line],
+    views: Mapping[str, FeatureView] | None = None,
+    client: int | None = None,
+) -> list[Path]:
     """Write every figure that the runs have numbers for, as PNG and as PDF.
 
     Parameters
@@ -32,6 +40,8 @@ def write_figures(folder: Path | str, lines: Sequence[Line]) -> list[Path]:
         Where to; it is made.
     lines
         What to draw.
+    views, client
+        Features to draw too, and how they are marked (see `make_content`).
 
     Returns
     -------
@@ -51,11 +61,22 @@ def write_figures(folder: Path | str, lines: Sequence[Line]) -> list[Path]:
     for name, make in makers.items() if shown else ():
         figure = _figure()
         make(figure.subplots(), shown)
-        for kind in KINDS:
-            path = Path(folder) / f"{name}.{kind}"
-            write_atomic(path, _rendered(figure, kind))
-            written.append(path)
+        written += _kept(figure, Path(folder), name)
+    if views:
+        figure = _figure()
+        _norms(figure.subplots(), views)
+        written += _kept(figure, Path(folder), "norms")
+        figure = _figure()
+        draw_map(figure, views, client)
+        written += _kept(figure, Path(folder), "features")
     return written
+
+
+def _kept(figure: Figure, folder: Path, name: str) -> list[Path]:
+    paths = [folder / f"{name}.{kind}" for kind in KINDS]
+    for path in paths:
+        write_atomic(path, _rendered(figure, path.suffix[1:]))
+    return paths
 
 
 def _figure() -> Figure:
@@ -63,7 +84,7 @@ def _figure() -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.0, 3.2), layout="constrained")
+    figure = Figure(figsize=SIZE, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -137,6 +158,17 @@ def _classes(axes: Any, lines: Sequence[Line]) -> None:
             axes.plot(*zip(*known, strict=True), color=colour, label=line.label, marker=marker)
     axes.set_xlabel("classes, from the most to the least frequent")
     axes.set_ylabel("accuracy (%)")
+    _finish(axes)
+
+
+def _norms(axes: Any, views: Mapping[str, FeatureView]) -> None:
+    for number, (label, view) in enumerate(views.items()):
+        norms = view.norms.mean(axis=0)[by_frequency(view.class_counts)]
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(norms, color=colour, label=label, marker="o" if len(norms) <= 20 else "")
+    axes.set_xlabel("classes, from the most to the least frequent")
+    axes.set_ylabel("length of the class vector")
+    axes.set_ylim(bottom=0)
     _finish(axes)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from fedtail.metrics.groups import by_frequency
 from fedtail.metrics.scores import SCORES
 from fedtail.report.content import TITLES
+from fedtail.report.features import FeatureView
 from fedtail.report.lines import Line
 
 IN_PAPER = ("accuracy", "many", "medium", "few")
@@ -24,14 +26,46 @@ SPECIAL = {
 
 def as_csv(lines: Sequence[Line]) -> str:
     """Return a header and a row a line: mean and deviation over seeds of the last tested round."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     parts = [f"{key}_{part}" for key in SCORES for part in ("mean", "std")]
-    writer.writerow(["method", "seeds", *parts, "bytes", "seconds"])
+    rows = []
     for line in lines:
         seeds = " ".join(str(run.seed) for run in line.runs)
         numbers = [value for key in SCORES for value in line.score(key)]
-        writer.writerow([line.label, seeds, *numbers, line.bytes, line.seconds])
+        rows.append([line.label, seeds, *numbers, line.bytes, line.seconds])
+    return _written(["method", "seeds", *parts, "bytes", "seconds"], rows)
+
+
+def features_csv(views: Mapping[str, FeatureView], client: int | None = None) -> str:
+    """Return a row a test sample: its class, the mark of the class, and where the map puts it."""
+    head = ["method", "seed", "sample", "class", "mark", "predicted", "x", "y"]
+    rows = []
+    for label, view in views.items():
+        marks = view.marks(client)
+        columns = (view.positions, view.labels, view.predicted, view.points)
+        for sample, c, guess, (x, y) in zip(*(column.tolist() for column in columns), strict=True):
+            told = [sample, view.classes[c], marks[c], view.classes[guess], x, y]
+            rows.append([label, view.seed, *told])
+    return _written(head, rows)
+
+
+def norms_csv(views: Mapping[str, FeatureView], client: int | None = None) -> str:
+    """Return a row a class and head, from the most to the least frequent class: ‖w_c‖."""
+    head = ["method", "seed", "head", "class", "mark", "samples", "norm"]
+    rows = []
+    for label, view in views.items():
+        marks, counts = view.marks(client), view.class_counts
+        for number, norms in enumerate(view.norms.tolist()):
+            for c in by_frequency(counts):
+                told = [view.classes[c], marks[c], counts[c], norms[c]]
+                rows.append([label, view.seed, number, *told])
+    return _written(head, rows)
+
+
+def _written(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import fedtail, write_npz
+from feature_views import make_view
 from run_folders import SPLIT, record, write_run
 
 from fedtail.report import make_server, write_report
@@ -81,6 +83,14 @@ def study(tmp_path: Path) -> Path:
             )
     write_report(tmp_path / "report.html", [tmp_path])
     return tmp_path
+
+
+@pytest.fixture
+def featured(study: Path) -> str:
+    """Return the address of the study's page with the features of two methods."""
+    views = {"fedavg": make_view(), "creff": make_view(seed=1)}
+    write_report(study / "features.html", [study], views)
+    return (study / "features.html").as_uri()
 
 
 def methods(page: Any) -> list[str]:
@@ -152,6 +162,117 @@ def test_maps_are_read_cell_by_cell(study: Path, opened: Open) -> None:
     page.keyboard.press("ArrowDown")
     told = page.locator("#confusion .readout").inner_text()
     assert told == "<b>owl</b> taken for dog: 25.0 % (2 samples)"  # 1 of 4, in two seeds
+
+
+def dots(page: Any, line: int) -> dict[str, str]:
+    """Return how each class of a map is drawn, by the class."""
+    drawn = page.locator(f"#map-{line} .dot").all()
+    return {one.get_attribute("data-class"): one.get_attribute("d") for one in drawn}
+
+
+def test_features_are_there_when_asked_for(study: Path, featured: str, opened: Open) -> None:
+    plain = opened((study / "report.html").as_uri())
+    assert plain.locator("#features-section").is_hidden()
+    assert plain.locator("#norms-section").is_hidden()
+    page = opened(featured)
+    assert page.locator("#features-section figure").count() == 2
+    caption = page.locator("#features-section figcaption").all_inner_texts()
+    assert sorted(caption) == ["creff, seed 1", "fedavg, seed 0"]
+    assert set(dots(page, 0)) == set(dots(page, 1)) == {"0", "1", "2"}
+    assert page.locator("#norms path.curve").count() == 2
+    page.get_by_role("button", name="creff", exact=True).click()
+    assert page.locator("#features-section figure").count() == 1
+    assert page.locator("#norms path.curve").count() == 1
+
+
+def test_the_legend_toggles_classes_and_sorts(featured: str, opened: Open) -> None:
+    page = opened(featured)
+    legend = page.locator(".legend button")
+    assert legend.all_inner_texts() == ["dog", "<b>owl</b>", "cat"]  # 10, 5 and 2 samples
+    page.focus("#class-2")
+    page.keyboard.press("Space")
+    assert page.locator("#class-2").get_attribute("aria-pressed") == "false"
+    assert set(dots(page, 0)) == set(dots(page, 1)) == {"0", "1"}
+    page.keyboard.press("Space")  # the button has kept the focus
+    assert set(dots(page, 0)) == {"0", "1", "2"}
+    page.click("#classes-none")
+    assert dots(page, 0) == {}
+    page.click("#classes-0")  # only many
+    assert set(dots(page, 0)) == {"1"}
+    page.click("#classes-all")
+    assert set(dots(page, 0)) == {"0", "1", "2"}
+    page.select_option("#order-choice", label="by name")
+    assert legend.all_inner_texts() == ["<b>owl</b>", "cat", "dog"]
+
+
+def test_marks_follow_the_chosen_client(featured: str, opened: Open) -> None:
+    page = opened(featured)
+
+    def shapes() -> dict[str, str]:
+        drawn = dots(page, 0).items()
+        return {c: "disc" if "a" in d else "cross" if "m0" in d else "triangle" for c, d in drawn}
+
+    assert shapes() == {"0": "cross", "1": "disc", "2": "triangle"}  # few, many, medium
+    page.select_option("#marks-choice", label="client 0: majority, minority, missing")
+    assert shapes() == {"0": "triangle", "1": "disc", "2": "disc"}  # 2, 6 and 4 samples
+    assert page.locator(".marks").inner_text().split() == ["majority", "minority", "missing"]
+
+
+def test_a_map_is_read_by_mouse_and_keyboard(featured: str, opened: Open) -> None:
+    page = opened(featured)
+    page.locator("#map-0").scroll_into_view_if_needed()
+    box = page.locator("#map-0").bounding_box()
+    # x from 0 to 10, y from 0 to 9, one scale: y fills the height but for 16 of 430 on each side.
+    scale, width, height = (430 - 32) / 9, 560, 430
+    x, y = width / 2 + (9 - 5) * scale, height / 2 - (0 - 4.5) * scale
+    page.mouse.move(box["x"] + x / width * box["width"], box["y"] + y / height * box["height"])
+    told = page.locator("#tip").inner_text()
+    assert told.startswith("class <b>owl</b>")
+    assert "medium-shot" in told
+    assert "taken for" in told
+    assert "dog" in told
+    page.focus("#map-0")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    readout = page.locator("figure:has(#map-0) .readout")
+    assert readout.inner_text() == (
+        "class <b>owl</b> (medium-shot, 5 training samples): 1 of 2 recognised"
+    )
+    assert page.locator("#map-0 .dot.dim").count() == 2
+    page.keyboard.press("Escape")
+    assert page.locator("#map-0 .dot.dim").count() == 0
+
+
+def test_norms_are_read_as_a_table(featured: str, opened: Open) -> None:
+    page = opened(featured)
+    page.locator("#norms summary").click()
+    rows = page.locator("#norms tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["dog", "10", "3.000", "3.000"],
+        ["<b>owl</b>", "5", "2.000", "2.000"],
+        ["cat", "2", "1.000", "1.000"],
+    ]
+
+
+def test_features_on_a_phone_in_the_dark(featured: str, opened: Open) -> None:
+    page = opened(featured, viewport=PHONE, color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    fill = "getComputedStyle(document.querySelector('#map-0 .dot[data-class=\"1\"]')).fill"
+    dark = page.evaluate(fill)
+    page.get_by_role("button", name="Use the light theme").click()
+    assert page.evaluate(fill) != dark
+
+
+def test_the_features_of_a_real_run(tmp_path: Path, opened: Open) -> None:
+    data = write_npz(tmp_path / "mine.npz")
+    words = ["--data", data, "--clients", "3", "--rounds", "1", "--model", "mlp"]
+    run, out = str(tmp_path / "run"), tmp_path / "r.html"
+    assert fedtail("run", *words, "--out", run).code == 0
+    done = fedtail("report", run, "--features", "--client", "1", "--out", str(out))
+    assert (done.code, done.err) == (0, "")
+    page = opened(out.as_uri())
+    assert page.locator("#marks-choice").input_value() == "2"  # after many, medium, few; client 0
+    assert sum(d.count("M") for d in dots(page, 0).values()) == 8  # all test samples
 
 
 def test_light_and_dark(study: Path, opened: Open) -> None:

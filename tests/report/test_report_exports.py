@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import fedtail, one_sentence
+from feature_views import make_view
 from run_folders import record, write_run
 
 from fedtail.report import as_csv, as_latex, make_lines, read_runs, write_figures
@@ -85,6 +86,21 @@ def test_the_figures(study: Path, tmp_path: Path) -> None:
     assert [path.name for path in written] == [f"{n}.{k}" for n in names for k in ("png", "pdf")]
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
+
+
+@pytest.mark.slow
+def test_the_figures_of_features(study: Path, tmp_path: Path) -> None:
+    views = {"fedavg": make_view(), "my_method": make_view()}
+    lines = make_lines(read_runs([study]))
+    drawn = {}
+    for client in (None, 1):
+        paths = write_figures(tmp_path / str(client), lines, views, client)
+        assert [path.name for path in paths[-4:]] == [
+            f"{name}.{kind}" for name in ("norms", "features") for kind in ("png", "pdf")
+        ]
+        drawn[client] = {path.name: path.read_bytes() for path in paths}
+    assert drawn[None]["norms.png"] == drawn[1]["norms.png"]
+    assert drawn[None]["features.png"] != drawn[1]["features.png"]  # other marks
 
 
 @pytest.mark.slow

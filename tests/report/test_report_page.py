@@ -11,8 +11,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
+from feature_views import make_view
 from run_folders import SPLIT, record, write_run
 
 from fedtail import FedtailError, run
@@ -148,17 +150,32 @@ def test_ten_long_runs_stay_under_five_megabytes(tmp_path: Path) -> None:
     rng = random.Random(0)
     keys = ("balanced_accuracy", "many", "medium", "few", "tail", "worst_class", "loss", "ece")
     rows = [[rng.randrange(5000) for _ in range(100)] for _ in range(100)]
+    places = np.random.default_rng(0)
+    views = {}
     for number in range(10):
         records = [
             record(at, rng.random(), **{key: rng.random() for key in keys}) for at in range(1, 201)
         ]
         records[-1]["per_class"] = [rng.random() for _ in range(100)]
         split = {"digest": str(number), "class_counts": rows[0], "counts": rows}
-        table = {"classes": [f"class {c}" for c in range(100)], "confusion": rows}
+        names = [f"class {c}" for c in range(100)]
+        table = {"classes": names, "confusion": rows}
         method = {"name": f"method{number}"}
         write_run(tmp_path / str(number), records, method=method, split=split, confusion=table)
-    write_report(tmp_path / "report.html", [tmp_path])
-    assert (tmp_path / "report.html").stat().st_size < 5_000_000
+        views[f"method{number}"] = make_view(
+            classes=tuple(names),
+            counts=np.array(rows),
+            groups={"many": tuple(range(100))},
+            labels=places.integers(0, 100, 1000),
+            predicted=places.integers(0, 100, 1000),
+            points=places.normal(0, 20, (1000, 2)).round(2),
+            norms=places.random((3, 100)),
+        )
+    write_report(tmp_path / "report.html", [tmp_path], views)
+    plain = len(make_page(content(tmp_path)).encode())
+    shown = (tmp_path / "report.html").stat().st_size
+    assert plain < shown < 5_000_000
+    assert shown - plain < 500_000  # 10 methods, 1000 samples of 100 classes, 100 clients
 
 
 def test_a_run_leaves_its_report_and_its_confusion(tmp_path: Path) -> None:

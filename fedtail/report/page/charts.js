@@ -190,16 +190,17 @@ function barChart(shape, lines, keys, titles, label) {
   return el("figure", {}, svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label }, marks, bars));
 }
 
-// One column a class, most frequent first: samples as grey bars, accuracy as a curve a method.
-function classChart(shape, lines, order, counts, names, borders, label) {
+// One column a class, most frequent first: samples as grey bars, a value as a curve a method.
+// measure: {full, title, tick(value), value(line, c), told(line, c)}
+function classChart(shape, lines, order, counts, names, borders, label, measure) {
   const area = frame(shape);
-  // Room above 100 % for the names of the groups.
-  const { y, marks } = yAxis(area, 0, 1.09, (v) => Math.round(100 * v), "accuracy (%)");
+  // Room above the top value for the names of the groups.
+  const { y, marks } = yAxis(area, 0, 1.09 * measure.full, measure.tick, measure.title);
   const slot = (area.x1 - area.x0) / order.length;
   const middle = (place) => area.x0 + slot * (place + 0.5);
   const most = Math.log1p(Math.max(...counts, 1));
   const bars = order.map((c, place) => {
-    const height = ((area.y0 - y(1)) * Math.log1p(counts[c] || 0)) / most;
+    const height = ((area.y0 - y(measure.full)) * Math.log1p(counts[c] || 0)) / most;
     return svg("rect", { x: middle(place) - slot * 0.42, width: slot * 0.84, y: area.y0 - height, height, fill: "var(--count)" });
   });
   const every = Math.ceil(order.length / Math.max(4, Math.floor(area.width / 60)));
@@ -213,7 +214,7 @@ function classChart(shape, lines, order, counts, names, borders, label) {
     svg("text", { x: area.x0 + slot * place + 5, y: area.y1 + 11 }, title),
   ]).filter(known);
   const curves = lines.flatMap((line) => {
-    const points = order.map((c, place) => [middle(place), line.per_class.mean[c]]).filter(([, value]) => known(value));
+    const points = order.map((c, place) => [middle(place), measure.value(line, c)]).filter(([, value]) => known(value));
     const path = points.map(([at, value]) => `${at.toFixed(1)},${y(value).toFixed(1)}`).join("L");
     const dots = order.length > 40 ? [] : points.map(([at, value]) => svg("circle", { cx: at, cy: y(value), r: 3.2, fill: colour(line.number) }));
     return points.length ? [svg("path", { class: "curve", d: `M${path}`, stroke: colour(line.number), "stroke-dasharray": dash(line.number) }), ...dots] : [];
@@ -223,7 +224,7 @@ function classChart(shape, lines, order, counts, names, borders, label) {
     const place = Math.floor((((event.clientX - box.left) / box.width) * area.width - area.x0) / slot);
     if (place < 0 || place >= order.length) { hideTip(); return; }
     const c = order[place];
-    const rows = lines.map((line) => tipRow(line.number, line.label, score("accuracy", line.per_class.mean[c]) + (known(line.per_class.std[c]) ? ` ± ${score("accuracy", line.per_class.std[c])}` : "")));
+    const rows = lines.map((line) => tipRow(line.number, line.label, measure.told(line, c)));
     showTip(event.clientX, event.clientY, `class ${names[c] ?? c}: ${count(counts[c])} samples`, rows);
   };
   return el("figure", {}, svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label, onpointermove: move, onpointerleave: hideTip }, bars, marks, split, curves, xTitle(area, "class, from the most to the least frequent")));

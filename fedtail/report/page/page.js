@@ -1,9 +1,12 @@
 // The page itself: what the reader has chosen, drawing, the theme, and new data while runs train.
 
 (function () {
-  const state = { hidden: new Set(), score: "accuracy", sort: null, split: 0, confusion: 0, zooms: {} };
   const POLL = 2000;
   let data = JSON.parse(byId("data").textContent);
+  const state = {
+    hidden: new Set(), score: "accuracy", sort: null, split: 0, confusion: 0, zooms: {},
+    off: new Set(), order: "frequency", client: known(data.marks.client) ? String(data.marks.client) : "",
+  };
 
   function redraw() {
     // What is drawn anew keeps the focus, an open table stays open.
@@ -35,6 +38,11 @@
     put("chart-classes", classPanel(data, shown));
     put("split", splitPanel(data, state, redraw));
     put("confusion", confusionPanel(data, state, redraw));
+    for (const id of ["features-section", "norms-section"]) byId(id).hidden = !data.features.length;
+    if (data.features.length) {
+      put("features", ...featurePanel(data, state, shown, redraw));
+      put("norms", ...normPanel(data, shown));
+    }
     put("settings", settingsPanel(data));
     put("runs", runsPanel(data));
   }

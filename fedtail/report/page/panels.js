@@ -99,6 +99,11 @@ function groupChart(data, shown) {
   return barChart(innerWidth <= 700 ? PHONE : WIDE, tested, GROUPS, titles, "Accuracy on many-, medium- and few-shot classes; the numbers are in the summary");
 }
 
+const CLASS_ACCURACY = {
+  full: 1, title: "accuracy (%)", tick: (v) => Math.round(100 * v), value: (line, c) => line.per_class.mean[c],
+  told: (line, c) => score("accuracy", line.per_class.mean[c]) + (known(line.per_class.std[c]) ? ` ± ${score("accuracy", line.per_class.std[c])}` : ""),
+};
+
 function classPanel(data, shown) {
   const tested = shown.filter((line) => line.per_class.mean.length);
   if (!tested.length) return el("p", { class: "note" }, "No tested round yet.");
@@ -107,8 +112,8 @@ function classPanel(data, shown) {
   const order = [...Array(classes).keys()].sort((a, b) => counts[b] - counts[a] || a - b);
   const same = tested.filter((line) => line.per_class.mean.length === classes);
   const label = "Accuracy of each class from the most to the least frequent";
-  const table = el("details", {}, el("summary", {}, "As a table"), classTable(data, same, order, counts));
-  return el("div", {}, classChart(innerWidth <= 700 ? PHONE : WIDE, same, order, counts, data.classes, borders(order, tested[0].groups), label), table);
+  const table = el("details", {}, el("summary", {}, "As a table"), classTable(data, same, order, counts, (line, c) => scoreCell("accuracy", [line.per_class.mean[c], line.per_class.std[c]], null), "Accuracy of each class"));
+  return el("div", {}, classChart(innerWidth <= 700 ? PHONE : WIDE, same, order, counts, data.classes, borders(order, tested[0].groups), label, CLASS_ACCURACY), table);
 }
 
 // Where a shot group begins, if the groups are ranges of the order.
@@ -123,11 +128,11 @@ function borders(order, groups) {
   return found;
 }
 
-function classTable(data, lines, order, counts) {
+function classTable(data, lines, order, counts, cell, label) {
   const head = ["Class", "Samples", ...lines.map((line) => line.label)].map((title) => el("th", { scope: "col" }, title));
   const rows = order.map((c) => el("tr", {}, el("th", { scope: "row" }, data.classes[c] ?? c), el("td", {}, count(counts[c])),
-    lines.map((line) => scoreCell("accuracy", [line.per_class.mean[c], line.per_class.std[c]], null))));
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Accuracy of each class" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+    lines.map((line) => cell(line, c))));
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
 function chooser(id, label, options, chosen, choose) {
