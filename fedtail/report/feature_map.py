@@ -44,7 +44,8 @@ def draw_map(figure: Figure, views: Mapping[str, FeatureView], client: int | Non
         axes.set_axis_off()
     for axes, (label, view) in zip(grid.flat, views.items(), strict=False):
         axes.set_axis_on()
-        axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.set(xticks=[], yticks=[])
+        axes.set_aspect("equal", adjustable="datalim")  # one scale, and boxes of one size
         axes.set_title(label, fontsize=8)
         _draw(axes, view, client)
     _legend(figure, next(iter(views.values())), client)
@@ -61,7 +62,7 @@ def _draw(axes: Any, view: FeatureView, client: int | None) -> None:
 def colours(view: FeatureView) -> dict[int, tuple[float, float, float]]:
     """Return a colour a class, round the wheel from head to tail, light and dark in turn."""
     order = by_frequency(view.class_counts)
-    lightness = (0.38, 0.56)
+    lightness = (0.34, 0.48)
     return {
         c: colorsys.hls_to_rgb(place / len(order), lightness[place % 2], 0.65)
         for place, c in enumerate(order)

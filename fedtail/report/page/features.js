@@ -95,9 +95,10 @@ function featureMap(data, view, key) {
     const mark = key.mark(view, one.c);
     return dot(mark, one.points.map((p) => MARKS[mark](p.x, p.y, radius)).join(""), key.colour(one.c), { "data-class": one.c });
   });
-  const names = groups.length > NAMED ? [] : groups.map((one) => svg("text", {
-    class: "dot-name", x: middle(one.points.map((p) => p.x)), y: middle(one.points.map((p) => p.y)) + 4, "text-anchor": "middle",
-  }, short(key.name(one.c))));
+  const names = groups.length > NAMED ? [] : groups.map((one) => {
+    const at = central(one.points);
+    return svg("text", { class: "dot-name", x: at.x, y: at.y + 4, "text-anchor": "middle" }, short(key.name(one.c)));
+  });
   const { label } = data.lines[view.line];
   const picture = svg("svg", {
     id: `map-${view.line}`, viewBox: `0 0 ${area.width} ${area.height}`, tabindex: 0, role: "group",
@@ -110,8 +111,10 @@ function featureMap(data, view, key) {
 
 const short = (name) => (name.length > 12 ? `${name.slice(0, 11)}…` : name);
 
-function middle(values) {
-  return [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+// The point with the least way to all others: a mean may lie between two clusters, where there is none.
+function central(points) {
+  const way = (p) => points.reduce((sum, q) => sum + Math.hypot(p.x - q.x, p.y - q.y), 0);
+  return points.map((p) => ({ p, far: way(p) })).reduce((best, one) => (one.far < best.far ? one : best)).p;
 }
 
 // One scale for both axes: a map has no directions.
