@@ -15,6 +15,9 @@ from pathlib import Path
 GRACE = 8.0
 """Seconds that a process has to end by itself."""
 
+PROC = Path("/proc/self/stat")
+"""Where Linux says of a process what other systems have to be asked for by `ps`."""
+
 Birth = tuple[int, str]
 """A process: its number, and when it began, because numbers are used again."""
 
@@ -90,6 +93,8 @@ def descendants(*pids: int) -> set[Birth]:
 
 def alive(pid: int) -> bool:
     """Whether there is a process of this number that has not ended."""
+    if PROC.exists():  # asked several times a second: the whole table would be read each time
+        return _from_proc(Path(f"/proc/{pid}/stat")) is not None
     return pid in _table()
 
 
@@ -114,7 +119,7 @@ def _wait(births: Iterable[Birth], until: float) -> None:
 
 def _table() -> dict[int, tuple[int, str]]:
     """Return the parent and the begin of every running process."""
-    if Path("/proc/self/stat").exists():
+    if PROC.exists():
         return dict(filter(None, map(_from_proc, Path("/proc").glob("[0-9]*/stat"))))
     command = ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

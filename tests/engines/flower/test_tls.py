@@ -76,17 +76,20 @@ def test_a_registered_node_is_let_in(federation: Federation) -> None:
 def test_an_unregistered_node_is_refused(federation: Federation) -> None:
     key, _ = make_node_key(federation.home, "stranger")
     options = [*trust(federation), "--auth-supernode-private-key", str(key)]
-    print(refusal(node(federation, "stranger", *options)))
+    said = refusal(node(federation, "stranger", *options))
+    assert "Failed to activate SuperNode" in said
     assert online(federation) == 0
 
 
 def test_a_node_without_a_key_is_refused(federation: Federation) -> None:
-    print(refusal(node(federation, "keyless", *trust(federation))))
+    said = refusal(node(federation, "keyless", *trust(federation)))
+    assert "SuperNode authentication is enabled" in said
     assert online(federation) == 0
 
 
 def test_a_plaintext_node_is_refused(federation: Federation) -> None:
-    print(refusal(node(federation, "plain", "--insecure")))
+    said = refusal(node(federation, "plain", "--insecure"))
+    assert "Giving up reconnection" in said
     assert online(federation) == 0
 
 
