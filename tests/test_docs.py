@@ -6,6 +6,7 @@ line before it is left out. A block with a title is also written to a file of th
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 import fedtail
@@ -67,6 +69,7 @@ def given(page: Path) -> dict[str, Any]:
         labels = np.repeat(np.arange(10), 100)
         return {"labels": labels, "class_names": [str(c) for c in range(10)]}
     if page.name == "own-data.md":
+        draw_pictures()
         x, y = np.zeros((9, 4), np.float32), np.arange(9) % 3
         return {"x_train": x, "y_train": y, "x_test": x, "y_test": y} | dict.fromkeys(
             ("patients", "machine_of_each_sample", "machine_of_each_test_sample"), y
@@ -75,6 +78,15 @@ def given(page: Path) -> dict[str, Any]:
         batch = torch.zeros(20, 4), torch.arange(20) % 10
         return {"model": torch.nn.Linear(4, 10), "batches": [batch], "train_counts": [5] * 10}
     return {}
+
+
+def draw_pictures() -> None:
+    """Write a folder of images, larger than they are to become."""
+    for part, animal, number in itertools.product(("train", "test"), ("cat", "dog"), range(3)):
+        folder = Path("pictures", part, animal)
+        folder.mkdir(parents=True, exist_ok=True)
+        grey = 60 * number + 100 * (animal == "dog")
+        Image.new("RGB", (80, 72), (grey, grey, grey)).save(folder / f"{number}.png")
 
 
 def registries() -> list[Registry[Any]]:
@@ -107,8 +119,6 @@ def registered(classes: Mapping[int, dict[str, Any]] | None = None) -> Iterator[
 
 def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
     """Run a block and the tests that it defines."""
-    if block.title:
-        Path(block.title).write_text(block.code + "\n", encoding="utf-8")
     known = set(namespace)
     exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
     for name in sorted(set(namespace) - known):
@@ -146,12 +156,20 @@ def test_the_examples_run(
     installed = {id(registry): dict(registry._classes) for registry in registries()}
     with registered():
         for block in blocks(page):
+            if block.title:
+                Path(block.title).write_text(block.code + "\n", encoding="utf-8")
             if block.language == "python":
                 run_python(block, page, namespace)
             elif block.language in ("bash", "console"):
                 # A command line does not know what Python blocks have registered.
                 with registered(installed):
                     run_shell(block)
+
+
+def test_a_command_of_ours_is_run_or_marked() -> None:
+    # A block in `sh` is for the reader's machine and never run: installing, cloning, make.
+    unseen = [(page.name, b.code) for page in PAGES for b in blocks(page) if b.language == "sh"]
+    assert [(page, code) for page, code in unseen if "fedtail " in code] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -176,19 +194,26 @@ def options(*path: str) -> set[str]:
     return {flag for p in command.params for flag in p.opts if flag.startswith("--")} - {"--help"}
 
 
+def leaves(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command that does something itself."""
+    if not hasattr(command, "commands"):
+        yield path
+        return
+    for name, inner in command.commands.items():
+        yield from leaves(inner, *path, name)
+
+
 def test_the_command_line_reference_has_every_flag_and_no_other() -> None:
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     shared = re.findall(r"^\| `(--[\w-]+).*?` \|(.*?)\|(.*?)\|(.*?)\|", page, flags=re.MULTILINE)
     for column, command in enumerate(("run", "compare", "split"), start=1):
         ticked = {row[0] for row in shared if row[column].strip()}
         assert ticked == options(command)
-    others = [("methods",), ("reproduce",), ("data", "list"), ("data", "fetch"), ("data", "info")]
-    for path in others:
+    root: Any = typer.main.get_command(app)
+    for path in set(leaves(root)) - {("run",), ("compare",), ("split",)}:
+        assert f"## `fedtail {' '.join(path)}" in page
         section = page.split(f"## `fedtail {' '.join(path)}", 1)[1].split("\n## ", 1)[0]
         assert set(re.findall(r"^\| `(--[\w-]+)", section, flags=re.MULTILINE)) == options(*path)
-    root: Any = typer.main.get_command(app)
-    for name in root.commands:
-        assert f"## `fedtail {name}" in page
 
 
 def row(name: str, cls: type[Config]) -> str:
@@ -221,14 +246,45 @@ def test_the_api_reference_has_every_public_name() -> None:
     assert set(fedtail.__all__) - {"__version__"} <= listed
 
 
+def test_what_the_pages_import_is_in_the_reference() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md")]
+    listed = set(re.findall(r"^::: fedtail[\w.]*\.(\w+)$", "\n".join(pages), flags=re.MULTILINE))
+    told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    lines = re.findall(r"^[+ ]*from fedtail[\w.]* import ([\w, ]+)$", told, flags=re.MULTILINE)
+    imported = {name for line in lines for name in line.split(", ")}
+    assert imported - listed == set()
+
+
+def methods_of_ours() -> list[tuple[str, type[fedtail.Method[Any]]]]:
+    """Return the methods that fedtail has, without those that other tests have registered."""
+    registry = fedtail.Method.registry
+    every = [(name, registry[name]) for name in registry]
+    return [(name, cls) for name, cls in every if cls.__module__.startswith("fedtail.")]
+
+
 def test_every_method_has_a_page() -> None:
     # A page of its own, or that of its family: the index links the name to a page that names it.
     index = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
     linked = dict(re.findall(r"^\| \[`([^`]+)`\]\(([\w-]+\.md)(?:#[\w-]+)?\)", index, re.MULTILINE))
-    for name in fedtail.Method.registry:
-        if fedtail.Method.registry[name].__module__.startswith("fedtail."):
-            page = (DOCS / "methods" / linked[name]).read_text(encoding="utf-8")
-            assert linked[name] == f"{name}.md" or f"`{name}`" in page
+    for name, _ in methods_of_ours():
+        page = (DOCS / "methods" / linked[name]).read_text(encoding="utf-8")
+        assert linked[name] == f"{name}.md" or f"`{name}`" in page
+
+
+def test_the_guide_says_which_methods_cannot_be_encrypted() -> None:
+    guide = (DOCS / "how-to" / "choose-a-method.md").read_text(encoding="utf-8")
+    refused = re.search(r"^\| `--encrypt`.*\|.*\|(.*)\|$", guide, flags=re.MULTILINE)
+    assert refused
+    named = set(re.findall(r"`([a-z][\w-]+)`", refused[1])) - {"gbme-p"}
+    ours = {name: cls() for name, cls in methods_of_ours() if not name.startswith("centralised")}
+    assert named == {name for name, method in ours.items() if method.not_a_sum()}
+
+
+def test_the_guide_names_every_method_that_is_not_a_reference() -> None:
+    guide = (DOCS / "how-to" / "choose-a-method.md").read_text(encoding="utf-8")
+    optimisers = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}  # "server optimisers"
+    names = {name for name, cls in methods_of_ours() if cls.family != "reference"} - optimisers
+    assert {name for name in names if f"`{name}`" not in guide} == set()
 
 
 def test_the_citation_is_of_this_version() -> None:
@@ -237,9 +293,9 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 @pytest.mark.slow
-def test_the_tutorial_says_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_steps_say_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = DOCS / "tutorial.md"
+    page = DOCS / "first-steps.md"
     text = page.read_text(encoding="utf-8")
     for block in blocks(page):
         if block.language == "bash":
