@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import fedtail, write_npz
 from feature_views import make_view
@@ -203,6 +204,22 @@ def test_the_legend_toggles_classes_and_sorts(featured: str, opened: Open) -> No
     assert set(dots(page, 0)) == {"0", "1", "2"}
     page.select_option("#order-choice", label="by name")
     assert legend.all_inner_texts() == ["<b>owl</b>", "cat", "dog"]
+
+
+def test_a_long_legend_stays_where_it_is(study: Path, opened: Open) -> None:
+    counts = np.arange(300)[None, ::-1]
+    view = make_view(
+        classes=tuple(map(str, range(300))), counts=counts, norms=counts[:, ::-1] / 300.0
+    )
+    write_report(study / "long.html", [study], {"creff": view})
+    page = opened((study / "long.html").as_uri())
+    page.focus("#class-299")  # the last: the legend scrolls down to it
+    scrolled = "document.querySelector('.legend').scrollTop"
+    before = page.evaluate(scrolled)
+    assert before > 0
+    page.keyboard.press("Space")
+    assert page.locator("#class-299").get_attribute("aria-pressed") == "false"
+    assert page.evaluate(scrolled) == before
 
 
 def test_marks_follow_the_chosen_client(featured: str, opened: Open) -> None:

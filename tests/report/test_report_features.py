@@ -17,7 +17,7 @@ from run_folders import SPLIT, record, write_run
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedtail import FedtailError, run
+from fedtail import FedtailError, Method, run
 from fedtail.models import CosineHead, SplitModel, experts
 from fedtail.models.ensemble import Ensemble
 from fedtail.report import (
@@ -336,6 +336,19 @@ def test_what_was_made_in_python_is_looked_at_there(tmp_path: Path) -> None:
     made = feature_view(read_run(tmp_path / "run"), experiment)
     assert made.counts.tolist() == [list(row) for row in tiny.COUNTS]
     assert made.marks(1) == ["majority", "missing", "missing", "missing"]
+
+
+@pytest.mark.parametrize(
+    ("method", "heads"),
+    [({"name": "gbme"}, 3), ({"name": "ifca", "test": "ensemble"}, 2), ({"name": "redgrape"}, 1)],
+    ids=["experts", "an ensemble", "a second head"],
+)
+def test_models_that_methods_make(method: dict[str, str], heads: int, tmp_path: Path) -> None:
+    experiment = tiny.experiment(Method.model_validate(method), rounds=1)
+    result = run(experiment, out=tmp_path / "run")
+    made = feature_view(read_run(tmp_path / "run"), experiment)
+    assert made.norms.shape == (heads, tiny.CLASSES)
+    assert np.mean(made.predicted == made.labels) == pytest.approx(result.metrics["accuracy"])
 
 
 def test_unfinished_methods_are_left_out(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@
   };
 
   function redraw() {
-    // What is drawn anew keeps the focus, an open table stays open.
+    // What is drawn anew keeps the focus, an open table stays open, a long legend where it was.
+    const legend = () => document.querySelector(".legend");
+    const scrolled = legend() ? legend().scrollTop : 0;
     const focused = document.activeElement && document.activeElement.id;
     const open = [...document.querySelectorAll("details")].map((one) => one.open);
     hideTip();
@@ -25,6 +27,7 @@
     if (data.lines.length) panels(shown);
     const details = document.querySelectorAll("details");
     if (details.length === open.length) details.forEach((one, i) => { one.open = open[i]; });
+    if (legend()) legend().scrollTop = scrolled;
     if (focused && byId(focused)) byId(focused).focus({ preventScroll: true });
   }
 
