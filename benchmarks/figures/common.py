@@ -68,6 +68,11 @@ def new_figure(width: float, height: float) -> Figure:
 def publish(name: str, numbers: Plain, figure: Figure, out: Path | None) -> None:
     """Write the numbers and the picture."""
     save(f"figures.{name}", numbers, out or RESULTS)
+    save_picture(name, figure, out)
+
+
+def save_picture(name: str, figure: Figure, out: Path | None) -> None:
+    """Write a picture alone: a second one of the same numbers."""
     folder = PICTURES if out is None else out / "figures"
     make_folder(folder)
     buffer = io.BytesIO()

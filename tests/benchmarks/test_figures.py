@@ -13,6 +13,7 @@ import torch
 from benchmarks.figures import (
     balancefl_ablation,
     creff_dissimilarity,
+    federated_tail,
     gbme_proxy,
     redgrape_heads,
 )
@@ -107,6 +108,23 @@ def test_the_ablation_ends_at_fedavg(protocol: Path) -> None:
         total = sum(step["mean"] for step in found["steps"][domain].values())
         ends = [rows[row]["accuracy"]["mean"] for row in ("all four", "none (FedAvg)")]
         assert total == pytest.approx(ends[0] - ends[1], abs=1e-3)
+
+
+def test_the_tail_is_measured_by_class(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    title, remedy = next(iter(federated_tail.REMEDIES.items()))
+    monkeypatch.setattr(federated_tail, "REMEDIES", {title: remedy})  # the others take longer
+    found = made(federated_tail, protocol, "--seeds", "1", "--rounds", "2")
+
+    counts = found["clients_x_classes_seed_0"]
+    assert [sum(column) for column in zip(*counts, strict=True)][::9] == [40, 4]
+    plain = read_protocol(protocol)
+    fedavg = run(experiment(plain, 0, {"name": "fedavg"})).metrics
+    told = found["runs"][federated_tail.FEDAVG]
+    assert told["per_class"] == [round(100 * share, 2) for share in fedavg["per_class"]]
+    assert sum(told["row_lengths"]) == pytest.approx(10, abs=0.01)
+    # A classifier that is fitted to balanced samples finds classes that two rounds have not.
+    assert found["runs"][federated_tail.REFITTED]["few"]["mean"] > told["few"]["mean"]
+    assert (protocol.parent / "out" / "figures" / "federated_tail_classes.png").stat().st_size
 
 
 @pytest.mark.parametrize(
