@@ -10,6 +10,8 @@ import pytest
 from command_line import fedtail, write_npz
 
 MAIN = "from fedtail.cli import main\n"
+WAIT = 250
+"""Seconds for a command: on a busy machine the imports alone take one minute."""
 # Set after the imports: what Python itself writes is not the point.
 LIMITED = """
 import resource
@@ -44,7 +46,7 @@ def test_a_file_that_may_grow_no_further() -> None:
     words = [*RUN, "model.hidden=[2]", "--out"]
     whole = last_hash(fedtail(*words, "whole").out)
     command = [sys.executable, "-c", MAIN + LIMITED.format(2000), *words, "small"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
     assert done.stderr == "error: cannot write 'small/metrics.jsonl': File too large\n"
     assert done.returncode == 2
     resumed = fedtail("run", "--resume", "small")
@@ -56,7 +58,7 @@ def test_a_report_that_cannot_be_written_is_one_line() -> None:
     # 20 KB hold every file of this run but the page, which has more than 40 KB of script and style.
     words = [*RUN, "model.hidden=[2]", "--out", "run"]
     command = [sys.executable, "-c", MAIN + LIMITED.format(20_000), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
     assert done.returncode == 0
     reason = "cannot write 'run/report.html': File too large"
     assert done.stderr == f"warning: there is no report of 'run': {reason}\n"
@@ -72,7 +74,7 @@ def test_a_disk_that_is_full() -> None:
         pytest.skip("needs a mount of its own")
     whole = last_hash(fedtail(*RUN, "--out", "whole").out)
     command = [*UNSHARE, "sh", "-c", SMALL_DISK, "sh", sys.executable, "-c", f"{MAIN}main()", *RUN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
     if done.returncode == 99:
         pytest.skip("may not mount")
     # A checkpoint has 165 KB: the second does not fit beside the first.
