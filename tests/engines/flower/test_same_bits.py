@@ -71,22 +71,20 @@ def embedded(name: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def superlink() -> Iterator[Federation]:
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A SuperLink with three SuperNodes."""
-    yield from opened(simulation=False)
+    yield from opened(tmp_path_factory.mktemp("superlink"), simulation=False)
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Federation]:
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A SuperLink whose clients are simulated."""
     pytest.importorskip("ray")
-    yield from opened(simulation=True)
+    yield from opened(tmp_path_factory.mktemp("ray"), simulation=True)
 
 
-def opened(simulation: bool) -> Iterator[Federation]:
+def opened(logs: Path, simulation: bool) -> Iterator[Federation]:
     with tempfile.TemporaryDirectory(prefix="fedtail-") as home:
-        logs = Path(home) / "logs"
-        logs.mkdir()
         federation = Federation(Path(home), logs, simulation=simulation)
         try:
             federation.open()
