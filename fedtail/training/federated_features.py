@@ -223,16 +223,16 @@ def train_head(
     feature. `classes` says which classes they are (default: all, in order).
     """
     num_classes, (_, m, width) = len(head.weight), features.shape
-    h = features.reshape(-1, width)
-    weight = head.weight
-    if head.bias is not None:
-        h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
-        weight = torch.cat([weight, head.bias[:, None]], dim=1)
-    w = weight.T.clone(memory_format=torch.contiguous_format)
     y = torch.arange(num_classes) if classes is None else classes
-    y = y.to(h.device).repeat_interleave(m)
-    unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
-    with torch.no_grad():
+    # Steps are so small that autograd's bookkeeping of in-place changes would cost a tenth.
+    with torch.inference_mode():
+        h, weight = features.reshape(-1, width), head.weight
+        if head.bias is not None:
+            h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
+            weight = torch.cat([weight, head.bias[:, None]], dim=1)
+        w = weight.T.clone(memory_format=torch.contiguous_format)
+        y = y.to(h.device).repeat_interleave(m)
+        unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
         for _ in range(epochs):
             order = torch.randperm(len(h), generator=gen).to(h.device)
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
@@ -242,6 +242,7 @@ def train_head(
                 for x, e in zip(inputs, labels, strict=True):
                     r = torch.softmax(x @ w, dim=1).sub_(e)
                     w.addmm_(x.T, r, alpha=-lr / len(x))
+    # A copy made out here may take part in autograd again.
     if head.bias is None:
-        return Head(w.T.contiguous(), None)
-    return Head(w[:-1].T.contiguous(), w[-1].clone())
+        return Head(w.T.clone(memory_format=torch.contiguous_format), None)
+    return Head(w[:-1].T.clone(memory_format=torch.contiguous_format), w[-1].clone())
