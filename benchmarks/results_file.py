@@ -15,7 +15,9 @@ from fedtail.folder import environment
 RESULTS = Path(__file__).parent / "results"
 
 
-def save(name: str, numbers: Mapping[str, Any], folder: Path = RESULTS) -> None:
+def save(
+    name: str, numbers: Mapping[str, Any], folder: Path = RESULTS, file: str | None = None
+) -> None:
     """Write the numbers beside the environment they were measured in, and print them.
 
     Parameters
@@ -26,9 +28,12 @@ def save(name: str, numbers: Mapping[str, Any], folder: Path = RESULTS) -> None:
         What was measured, as plain data.
     folder
         Where the file goes.
+    file
+        The file's name, if it is not the module's: a second protocol of the same benchmark.
     """
     command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
-    path = folder.joinpath(*name.split(".")).with_suffix(".json")
+    *parents, module = name.split(".")
+    path = folder.joinpath(*parents, f"{file or module}.json")
     make_folder(path.parent)
     facts = {**environment(), "command": command}
     write_atomic(path, readable({"numbers": numbers, "environment": facts}) + "\n")

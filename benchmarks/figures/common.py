@@ -65,10 +65,12 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def publish(name: str, numbers: Plain, figure: Figure, out: Path | None) -> None:
-    """Write the numbers and the picture."""
-    save(f"figures.{name}", numbers, out or RESULTS)
-    save_picture(name, figure, out)
+def publish(
+    name: str, numbers: Plain, figure: Figure, out: Path | None, file: str | None = None
+) -> None:
+    """Write the numbers and the picture, under the script's name or another one."""
+    save(f"figures.{name}", numbers, out or RESULTS, file)
+    save_picture(file or name, figure, out)
 
 
 def save_picture(name: str, figure: Figure, out: Path | None) -> None:

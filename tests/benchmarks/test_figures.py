@@ -43,14 +43,15 @@ def protocol(tmp_path: Path) -> Path:
     return path
 
 
-def made(figure: ModuleType, protocol: Path, *words: str) -> Any:
+def made(figure: ModuleType, protocol: Path, *words: str, file: str | None = None) -> Any:
     """Run a script as the command line does, and return the numbers that it saved."""
     name, out = figure.__name__.rpartition(".")[2], protocol.parent / "out"
+    file = file or name
     figure.main(["--protocol", str(protocol), "--out", str(out), *words])
-    picture = (out / "figures" / f"{name}.png").read_bytes()
+    picture = (out / "figures" / f"{file}.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 100_000
-    saved = json.loads((out / "figures" / f"{name}.json").read_text())
+    saved = json.loads((out / "figures" / f"{file}.json").read_text())
     assert saved["environment"]["command"].startswith(f"python -m benchmarks.figures.{name}")
     return saved["numbers"]
 
@@ -97,7 +98,7 @@ def test_the_noisy_proxy_is_that_of_a_run(protocol: Path) -> None:
 
 def test_the_ablation_ends_at_fedavg(protocol: Path) -> None:
     words = ("--seeds", "1", "--rounds", "2", "--last", "2", "--domains", "paper", "code")
-    found = made(balancefl_ablation, protocol, *words)
+    found = made(balancefl_ablation, protocol, *words, file=protocol.stem)
 
     history = run(experiment(read_protocol(protocol), 0, {"name": "fedavg"})).history
     mean = 100 * (history[0]["accuracy"] + history[1]["accuracy"]) / 2
@@ -129,10 +130,14 @@ def test_the_tail_is_measured_by_class(protocol: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("path", "method"),
-    [(balancefl_ablation.PROTOCOL, "balancefl"), (gbme_proxy.PROTOCOL, "gbme-p")],
+    [
+        (balancefl_ablation.PROTOCOL, "balancefl"),
+        (balancefl_ablation.PROTOCOL.with_stem("balancefl_ablation_fashion"), "balancefl"),
+        (gbme_proxy.PROTOCOL, "gbme-p"),
+    ],
     ids=lambda value: getattr(value, "stem", value),
 )
-def test_the_default_protocol_is_an_experiment(path: Path, method: str) -> None:
+def test_a_protocol_is_an_experiment(path: Path, method: str) -> None:
     plain = read_protocol(path)
     assert experiment(plain, 3, {"name": method}).clients == plain["clients"]
 
