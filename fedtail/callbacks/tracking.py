@@ -17,6 +17,9 @@ from fedtail.metrics.scores import SCORES
 LOGGED = (*SCORES, "bytes_up", "bytes_down", "seconds")
 """The keys of a record that trackers log; a method's own numbers come under ``method/``."""
 
+SPREAD = ("least", "first_quartile", "median", "third_quartile", "greatest")
+"""The five numbers that a record has of the clients' own models, under ``personal/``."""
+
 
 def require(module: str, title: str, extra: str) -> Any:
     """Import an optional library, or say which extra brings it."""
@@ -31,6 +34,10 @@ def scalars(record: Record) -> dict[str, float]:
     named = {key: record.get(key) for key in LOGGED}
     named |= {f"method/{key}": value for key, value in (record.get("method") or {}).items()}
     named["privacy/epsilon"] = (record.get("privacy") or {}).get("epsilon")
+    named |= {f"shipped/{key}": value for key, value in (record.get("shipped") or {}).items()}
+    for key, spread in (record.get("personal") or {}).items():
+        if isinstance(spread, list):
+            named |= {f"personal/{key}_{at}": v for at, v in zip(SPREAD, spread, strict=True)}
     ready = json_ready(named)
     return {key: float(ready[key]) for key in ready if isinstance(ready[key], int | float)}
 

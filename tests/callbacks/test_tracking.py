@@ -11,8 +11,17 @@ import pytest
 from tracked import SETTINGS, info, record
 
 from fedtail.callbacks import trackers
-from fedtail.callbacks.tracking import LOGGED, flatten, recall, remember, require, scalars
+from fedtail.callbacks.tracking import (
+    LOGGED,
+    SPREAD,
+    flatten,
+    recall,
+    remember,
+    require,
+    scalars,
+)
 from fedtail.errors import FedtailError
+from fedtail.metrics import personal_scores
 
 
 def test_only_finite_numbers_are_logged() -> None:
@@ -29,6 +38,18 @@ def test_only_finite_numbers_are_logged() -> None:
 
 def test_a_record_without_method_or_evaluation() -> None:
     assert scalars({"round": 1, "accuracy": None}) == {}
+
+
+def test_the_spread_of_the_clients_models_is_logged() -> None:
+    each = [{"accuracy": a, "balanced_accuracy": a, "few": None} for a in (0.5, 0.1, 0.3)]
+    shipped = {"accuracy": 0.6, "balanced_accuracy": 0.4, "few": None}
+
+    found = scalars(personal_scores(each, shipped))
+
+    spread = [found[f"personal/accuracy_{at}"] for at in SPREAD]
+    assert spread == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert found["shipped/balanced_accuracy"] == 0.4
+    assert not [key for key in found if "few" in key or "models" in key]
 
 
 def test_settings_are_flat_and_dotted() -> None:
