@@ -79,7 +79,7 @@ class GBME(FedAvg[GBMEState]):
     split_at: str = Field(
         "", description="child that the experts begin with; by default the middle weighted one"
     )
-    cosine: bool = Field(False, description="give the experts cosine heads, as the code does")
+    cosine: bool = Field(True, description="give the experts cosine heads, as the code does")
     alpha: float = Field(0.6, ge=0, le=1, description="share of a cohort from the expert's group")
     grouping: Literal["gpi", "label", "random"] = Field(
         "gpi",
@@ -87,7 +87,9 @@ class GBME(FedAvg[GBMEState]):
         "then reveal; or by chance (Table 10)",
     )
     per_expert: bool = Field(
-        False, description="sum the losses of the experts' own logits, as the code does"
+        True,
+        description="sum the losses of the trained experts' own logits, as the code does; false: "
+        "the loss of the mean logits (Eq. 7)",
     )
     joint: float = Field(
         0.0, ge=0, le=1, description="share of the rounds that train all experts together first"

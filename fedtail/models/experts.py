@@ -196,7 +196,7 @@ def experts(
     rest = nn.Sequential(OrderedDict(children[cut:]))
     pairs = [_cut_off(copy.deepcopy(rest), name) for _ in range(count)]
     if cosine:
-        pairs = [(body, _cosine(head, scale)) for body, head in pairs]
+        pairs = [(body, _cosine(head, name, scale)) for body, head in pairs]
     if fresh:
         pairs = [(reset(body), reset(head)) for body, head in pairs]
     return ExpertModel(trunk, [body for body, _ in pairs], [head for _, head in pairs])
@@ -229,14 +229,7 @@ def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
     """Return a copy whose heads are cosine heads of this scale; those that are stay as they are."""
     made = copy.deepcopy(model)
     for name, head in zip(made.head_names, made.heads, strict=True):
-        if isinstance(head, CosineHead):
-            continue
-        if not isinstance(head, nn.Linear):
-            raise FedtailError(
-                f"a cosine head can take the place of an nn.Linear; the classifier '{name}' is"
-                f" {type(head).__name__}"
-            )
-        cosine = _cosine(head, scale)
+        cosine = _cosine(head, name, scale)
         parent, _, leaf = name.rpartition(".")
         if leaf:
             setattr(made.module.get_submodule(parent), leaf, cosine)
@@ -270,6 +263,12 @@ def _cut_off(module: nn.Module, classifier: str) -> tuple[nn.Module, nn.Module]:
     return module, head
 
 
-def _cosine(head: nn.Module, scale: float) -> nn.Module:
-    like = cast(nn.Linear, head)
-    return CosineHead(like.in_features, like.out_features, scale)
+def _cosine(head: nn.Module, name: str, scale: float) -> nn.Module:
+    if isinstance(head, CosineHead):
+        return head
+    if not isinstance(head, nn.Linear):
+        raise FedtailError(
+            f"a cosine head can take the place of an nn.Linear; the classifier '{name}' is"
+            f" {type(head).__name__}"
+        )
+    return CosineHead(head.in_features, head.out_features, scale)

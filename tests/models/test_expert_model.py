@@ -190,6 +190,9 @@ def test_every_expert_gets_a_cosine_head_and_keeps_one_that_it_has(model: Expert
 def test_a_classifier_that_is_not_linear_cannot_become_a_cosine_head() -> None:
     with pytest.raises(FedtailError, match="Bilinear"):
         with_cosine_heads(SplitModel(nn.Sequential(nn.Bilinear(2, 2, 3)), "0"))
+    model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), "1")
+    with pytest.raises(FedtailError, match="'1' is LayerNorm"):
+        experts(model, "0", 2, cosine=True)
 
 
 def test_experts_only_where_there_are_none() -> None:
