@@ -79,7 +79,7 @@ class GBME(FedAvg[GBMEState]):
     split_at: str = Field(
         "", description="child that the experts begin with; by default the middle weighted one"
     )
-    cosine: bool = Field(True, description="give the experts cosine heads, as the code does")
+    cosine: bool = Field(False, description="give the experts cosine heads, as the code does")
     alpha: float = Field(0.6, ge=0, le=1, description="share of a cohort from the expert's group")
     grouping: Literal["gpi", "label", "random"] = Field(
         "gpi",

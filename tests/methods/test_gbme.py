@@ -386,11 +386,11 @@ def test_where_the_experts_begin(spec: Any, shape: tuple[int, ...], child: str) 
 
 def test_the_user_says_where() -> None:
     base = SplitModel(tiny.plain_model())
-    model = GBME(split_at="1").build_model(base)
+    model = GBME(split_at="1", cosine=True).build_model(base)
     assert not any(name.startswith("trunk.") for name in model.names())
     assert "heads.2.weight" in model.names()
     assert "heads.2.bias" not in model.names()  # cosine heads have none
-    assert "heads.2.bias" in GBME(split_at="1", cosine=False).build_model(base).names()
+    assert "heads.2.bias" in GBME(split_at="1").build_model(base).names()
     with pytest.raises(FedtailError, match="no place to split"):
         GBME(split_at="7").build_model(base)
 
