@@ -40,6 +40,9 @@ class Experiment(Config):
     method: Method[Any] = Field(FedAvg(), description="what is trained, and how")
     data: Source = Field(Digits(), description="where the samples come from")
     model: Any = Field(None, description="the network; by default one that fits the data")
+    head: Literal["own", "cosine"] = Field(
+        "own", description="the network's classifier: its own, or a cosine head in its place"
+    )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(Dirichlet(), description="how samples are shared out to clients")
     augment: Augment = Field(Augment(), description="random changes of training images")

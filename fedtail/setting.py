@@ -18,7 +18,7 @@ from fedtail.engines.workplace import Shielding
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
-from fedtail.models import build
+from fedtail.models import build, with_cosine_heads
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
@@ -161,6 +161,8 @@ def prepare(experiment: Experiment) -> Setting:
     spec = experiment.model or experiment.data.model_for(dataset)
     with contained(derive(experiment.seed, "model")):
         base = build(spec, dataset.input_shape, dataset.num_classes)
+        if experiment.head == "cosine":
+            base = with_cosine_heads(base)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
     for network in (base, model):

@@ -12,7 +12,17 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from fedtail import IID, Dirichlet, Experiment, Exponential, FedAvg, FedtailError, LocalTraining
+from fedtail import (
+    IID,
+    CReFF,
+    Dirichlet,
+    Experiment,
+    Exponential,
+    FedAvg,
+    FedtailError,
+    LocalTraining,
+    run,
+)
 from fedtail.experiment import (
     load_experiment,
     make_experiment,
@@ -21,7 +31,7 @@ from fedtail.experiment import (
     parse_value,
 )
 from fedtail.losses import BalancedSoftmax
-from fedtail.models import MLP
+from fedtail.models import MLP, CosineHead
 from fedtail.setting import choose_device, prepare
 from fedtail.training import ClassBalanced, Cosine, GlobalPrior
 
@@ -193,6 +203,24 @@ def test_initial_weights_come_from_the_seed_and_not_from_the_global_stream() -> 
     again, other = (prepare(tiny.experiment(seed=seed)).model.tensors() for seed in (0, 1))
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert not torch.equal(one["1.weight"], other["1.weight"])
+
+
+def test_a_cosine_head_takes_the_place_of_the_users_own() -> None:
+    given = tiny.plain_model()
+    own = given.state_dict()
+    experiment = tiny.experiment(FedAvg(), given, head="cosine")
+    made = prepare(experiment).model
+
+    assert isinstance(made.classifier, CosineHead)
+    assert torch.equal(made.tensors()["1.weight"], own["1.weight"])  # the rest is as it was
+    assert made.tensors()["3.weight"].norm(dim=0).tolist() == pytest.approx([1.0] * 4)
+    assert isinstance(run(experiment).network.get_submodule("3"), CosineHead)
+    assert isinstance(given.get_submodule("3"), nn.Linear)
+
+
+def test_a_method_that_needs_a_linear_head_refuses_another() -> None:
+    with pytest.raises(FedtailError, match=r"linear classifier .* not CosineHead"):
+        run(tiny.experiment(CReFF(), head="cosine"))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_work_starts() -> None:
