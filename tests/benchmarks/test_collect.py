@@ -23,7 +23,8 @@ PROTOCOLS = sorted((Path(__file__).parents[2] / "benchmarks" / "real").glob("*.t
 @pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
 def test_the_protocols_are_valid(path: Path) -> None:
     experiment = make_experiment(tomllib.loads(path.read_text()))
-    assert experiment.per_round == 8
+    # All clients in FedLC's own setting, which has no long tail.
+    assert experiment.per_round == (None if path.stem == "fedlc_skew" else 8)
     assert experiment.rounds % experiment.eval_every == 0
 
 
