@@ -73,7 +73,7 @@ class GBME(FedAvg[GBMEState]):
         "every client and C numbers up"
     )
 
-    loss: LocalLoss = Field(BalancedSoftmax(), description="of the mean logits and Π (Eq. 7)")
+    loss: LocalLoss = Field(BalancedSoftmax(), description="of the logits and Π (Eq. 7)")
     prior: ClassPrior = Field(ProxyPrior(), description="where Π comes from (Eq. 4 and 5)")
     experts: int = Field(3, ge=1, description="number of experts, M; 1 keeps the model as it is")
     split_at: str = Field(
