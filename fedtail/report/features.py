@@ -226,7 +226,7 @@ def t_sne(features: np.ndarray, seed: int) -> np.ndarray:
     """Lay features (n, width) out in the plane, (n, 2), rounded to what can be seen."""
     # Slow to import, and only this view needs them. The second comes with the first.
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     if len(features) < FEWEST:
         raise FedtailError(f"its test set has {len(features)} samples; a map needs {FEWEST}")
