@@ -20,6 +20,7 @@ from fedtail.data.sources import Arrays, Digits, Npz
 from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
+from fedtail.forms import Form, Like, Number
 from fedtail.loop import Result, run
 from fedtail.losses import (
     BalancedSoftmax,
@@ -144,10 +145,12 @@ __all__ = [
     "FedYogi",
     "FedtailError",
     "Focal",
+    "Form",
     "GBMEp",
     "GlobalPrior",
     "LADELoss",
     "LDAMLoss",
+    "Like",
     "LocalLoss",
     "LocalOnly",
     "LocalPrior",
@@ -161,6 +164,7 @@ __all__ = [
     "Natural",
     "NoTail",
     "Npz",
+    "Number",
     "Output",
     "PaCo",
     "PaCoLoss",

@@ -88,9 +88,12 @@ class Payload:
         )
 
 
-def grouped(group: str, tensors: Tensors) -> dict[str, Tensor]:
+T = TypeVar("T")
+
+
+def grouped(group: str, named: Mapping[str, T]) -> dict[str, T]:
     """Put a group's name before the names: the inverse of `Payload.group`."""
-    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+    return {f"{group}/{name}": item for name, item in named.items()}
 
 
 @dataclass(frozen=True)

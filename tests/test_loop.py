@@ -16,7 +16,9 @@ from fedtail import Callback, FedAvg, FedtailError, GlobalPrior, Payload, RunSto
 from fedtail.callbacks import Record, Snapshot
 from fedtail.engines.crew import Done, Job, Solo
 from fedtail.engines.workplace import Workplace
+from fedtail.forms import Form, Like
 from fedtail.methods import ModelState, action
+from fedtail.models import SplitModel
 from fedtail.protocol import Client, Exchange, Server, Task, Update
 from fedtail.setting import prepare
 from fedtail.state import digest
@@ -195,6 +197,9 @@ class Afterwards(FedAvg[ModelState]):
     def draw(self, payload: Payload, client: Client) -> Payload:
         client.state["drawn"] = torch.rand(tiny.CLASSES, generator=client.generator("draw"))
         return Payload({"drawn": client.state["drawn"]})
+
+    def draw_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form({"drawn": Like((classes,))})
 
 
 def test_what_comes_after_training_happens_on_a_copy() -> None:

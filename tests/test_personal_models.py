@@ -13,8 +13,10 @@ import torch
 from fedtail import Callback, FedAvg, ModelState, Payload, run
 from fedtail.engines.crew import Solo
 from fedtail.engines.workplace import Workplace
+from fedtail.forms import Form, like
 from fedtail.loop import MODELS_AT_ONCE
 from fedtail.methods import action
+from fedtail.models import SplitModel
 from fedtail.protocol import Client, Server, Task
 
 
@@ -31,6 +33,9 @@ class Constant(FedAvg[ModelState]):
         model = {f"model/{n}": torch.zeros_like(t) for n, t in payload.group("model").items()}
         model["model/3.bias"][client.id % tiny.CLASSES] = 1.0
         return Payload(model)
+
+    def insist_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form().group("model", like(model.live()))
 
 
 class Failing(Constant):

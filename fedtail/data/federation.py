@@ -102,6 +102,10 @@ class Federation:
             channels_last=self.channels_last,
         )
 
+    def size(self, k: int) -> int:
+        """Return how many samples client k has."""
+        return int(self.offsets[k + 1] - self.offsets[k])
+
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
         positions = self.order[self.offsets[k] : self.offsets[k + 1]]

@@ -1,7 +1,7 @@
 """Engines drive a method: in this process, in worker processes, or across machines."""
 
-from fedtail.engines.base import Dropped, Engine, Replies, sift
+from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.workplace import Workplace
 
-__all__ = ["Dropped", "Embedded", "Engine", "Replies", "Workplace", "sift"]
+__all__ = ["Dropped", "Embedded", "Engine", "Replies", "Workplace"]

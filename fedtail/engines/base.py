@@ -1,14 +1,11 @@
-"""What an engine does, and the rule by which it refuses an update."""
+"""What an engine does."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from fedtail.metrics import Evaluation
@@ -60,72 +57,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop what was started."""
-
-
-def sift(
-    tasks: Sequence[Task], updates: Iterable[Update], failed: Iterable[Dropped] = ()
-) -> Replies:
-    """Separate the updates that can be used from those that cannot.
-
-    An update is refused if a number in it is NaN or infinite, if a tensor that it sends back under
-    the name it received it with has another shape, or if its names and row shapes are not those of
-    most updates to the same action.
-    """
-    sent = {
-        (task.client, name): t.shape for task in tasks for name, t in task.payload.tensors.items()
-    }
-    ordered = sorted(updates, key=lambda update: update.client)
-    usual = _usual(tasks, ordered)
-    good, dropped = [], list(failed)
-    for update in ordered:
-        reason = _defect(update, sent, usual[update.client])
-        if reason is None:
-            good.append(update)
-        else:
-            dropped.append(Dropped(update.client, reason))
-    return Replies(good, sorted(dropped, key=lambda d: d.client))
-
-
-Form = tuple[tuple[str, int, torch.Size, torch.dtype], ...]
-
-
-def _form(update: Update) -> Form:
-    """Names, row shapes and types: dimension 0 may differ from client to client (ragged extras)."""
-    tensors = sorted(update.payload.tensors.items())
-    return tuple((name, t.ndim, t.shape[1:], t.dtype) for name, t in tensors)
-
-
-def _usual(tasks: Sequence[Task], updates: Sequence[Update]) -> dict[ClientId, list[Form]]:
-    """Return for each client the forms that most updates have of those asked to do the same.
-
-    A client that was given several actions in one exchange answers in as many forms.
-    """
-    asked: dict[ClientId, frozenset[str]] = {}
-    for task in tasks:
-        asked[task.client] = asked.get(task.client, frozenset()) | {task.action}
-    forms: dict[frozenset[str], Counter[Form]] = {}
-    for update in updates:
-        forms.setdefault(asked[update.client], Counter())[_form(update)] += 1
-    usual = {
-        actions: [form for form, _ in counter.most_common(len(actions))]
-        for actions, counter in forms.items()
-    }
-    return {update.client: usual[asked[update.client]] for update in updates}
-
-
-def _defect(
-    update: Update, sent: dict[tuple[ClientId, str], torch.Size], usual: list[Form]
-) -> str | None:
-    for name, value in update.payload.scalars.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"sent {name} = {value}"
-    for name, tensor in update.payload.tensors.items():
-        expected = sent.get((update.client, name), tensor.shape)
-        if tensor.shape != expected:
-            return f"sent {name} of shape {tuple(tensor.shape)}, not {tuple(expected)}"
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"sent NaN or infinity in {name}"
-    if _form(update) not in usual:
-        odd = sorted(name for name, *_ in set(_form(update)) ^ set(usual[0]))
-        return f"sent other tensors than the rest of the cohort ({odd[0]})"
-    return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fedtail.engines.base import ClientStates, Dropped, Replies, sift
+from fedtail.engines.base import ClientStates, Dropped, Replies
 from fedtail.engines.crew import Crew, Done, Job, Pool, Solo
 from fedtail.engines.workplace import Clock, Workplace
+from fedtail.forms import Form, defect, not_finite
 from fedtail.metrics import Evaluation
 from fedtail.protocol import OPEN_SUM, ClientId, Task, Tensors, Update
 
@@ -34,6 +36,7 @@ class Embedded:
         self, place: Workplace, workers: int = 0, threads: int = 1, plugins: Sequence[str] = ()
     ) -> None:
         self.states: ClientStates = {}
+        self.place = place
         self.crew: Crew = Pool(place, workers, threads, plugins) if workers else Solo(place)
         self._round = -1
         self._first_turn = 0
@@ -44,20 +47,28 @@ class Embedded:
         states: ClientStates = {}
         updates: list[Update] = []
         failed: list[Dropped] = []
+        forms = self._forms(tasks)
         for wave in self._waves(tasks, round, rounds):
             jobs = [
                 Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
                 for task, clock in wave
             ]
             for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
-                self._collect(job, done, states, updates, failed)
-        replies = sift(tasks, updates, failed)
-        refused = {dropped.client for dropped in replies.dropped}
+                form = forms[job.task.action, id(job.task.payload)]
+                self._collect(job, self._checked(job.task, done, form), states, updates, failed)
+        refused = {dropped.client for dropped in failed}
         for client, state in states.items():
             # An empty state is kept only where it replaces one: the client has forgotten it.
             if client not in refused and (state or client in self.states):
                 self.states[client] = state
-        return replies
+        return Replies(
+            sorted(updates, key=lambda update: update.client),
+            sorted(failed, key=lambda dropped: dropped.client),
+        )
+
+    def announced(self, client: ClientId) -> int | None:
+        """Return how many samples a client said at the start that it has; none if nothing did."""
+        return self.place.federation.size(client)
 
     def after_training(self, round: int, test: bool = False) -> None:
         """Count turns from a number that no round reaches.
@@ -93,6 +104,25 @@ class Embedded:
             # No method asked for it: what it draws later must not depend on encryption.
             self._turns[task.client] += task.action != OPEN_SUM
         return waves
+
+    def _forms(self, tasks: Sequence[Task]) -> dict[tuple[str, int], Form | None]:
+        """Return what is declared for each task, before any is done; nothing for sealed answers."""
+        forms: dict[tuple[str, int], Form | None] = {}
+        for task in tasks:
+            key = task.action, id(task.payload)
+            if key not in forms:
+                forms[key] = None if self.place.shield else self.place.form(task)
+        return forms
+
+    def _checked(self, task: Task, done: Done, form: Form | None) -> Done:
+        """Return what came of a task, with a reason in place of an answer that cannot be used."""
+        if done.payload is None:
+            return done
+        if form is None:  # its client has held it against the form before it was sealed
+            reason = not_finite(done.payload)
+        else:
+            reason = defect(done.payload, form, self.announced(task.client))
+        return replace(done, payload=None, reason=reason) if reason else done
 
     def _collect(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
+from fedtail.forms import Form, Refused, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
 from fedtail.models.split import SplitModel
@@ -82,7 +83,25 @@ class Workplace:
         stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
         with contained(stream, self.device):
             payload: Payload = getattr(self.method, task.action)(task.payload, client)
-        return payload if self.shield is None else self.shield.close(payload, task.payload, client)
+        if self.shield is None:
+            return payload
+        # Once it is sealed, nobody can look at it any more.
+        reason = defect(payload, self.form(task), len(client.data))
+        if reason:
+            raise Refused(reason)
+        return self.shield.close(payload, task.payload, client)
+
+    def form(self, task: Task) -> Form:
+        """Return what the method declares that clients answer to a task."""
+        declared = getattr(self.method, f"{task.action}_form", None)
+        if task.action not in self.method.actions() or declared is None:
+            raise FedtailError(
+                f"method '{self.method.name}' has no client action '{task.action}' with a form: "
+                f"mark the action with @action, and declare what clients answer to it in "
+                f"'{task.action}_form(self, task, model, classes)'"
+            )
+        form: Form = declared(task.payload, self.model, self.federation.num_classes)
+        return form
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from fedtail.forms import Form, Like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split import SplitModel
@@ -82,6 +83,16 @@ class CCVR(FedAvg[ModelState]):
         return "it pools the moments of each client's own classes"
 
     # Client half
+
+    def moments_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare n_c, μ_c and the upper triangle of Σ_c of every local class."""
+        d = model.feature_dim
+        rows = {
+            "counts": Like((), torch.int64, low=0, counted=True),
+            "mean": Like((d,)),
+            "covariance": Like((d * (d + 1) // 2,)),
+        }
+        return Form().group("moments", rows, classes)
 
     @action
     def moments(self, payload: Payload, client: Client) -> Payload:

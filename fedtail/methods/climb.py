@@ -20,8 +20,10 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.split import SplitModel
 from fedtail.protocol import Payload, Server, Update
 from fedtail.training.mean_loss import mean_loss
 
@@ -96,6 +98,10 @@ class CLIMB(FedAvg[CLIMBState]):
         server.log("dual_max", max(duals.values(), default=0.0))
         server.log("constrained", len(duals))
         return replace(averaged, duals=duals)
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model and f_k; a loss may be below 0."""
+        return super().train_form(task, model, classes).numbers(loss=Number())
 
     def prepare(self, run: LocalRun) -> float:
         """f_k: the loss of the received model."""

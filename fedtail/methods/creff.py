@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
@@ -28,6 +29,7 @@ from fedtail.training.class_gradients import (
     augmented_gradients,
     class_gradients,
     grad_group,
+    grad_rows,
     linear_head,
     mean_by_class,
 )
@@ -157,6 +159,11 @@ class CReFF(FedAvg[CReFFState]):
         return {**s.model, **(s.head or {})}
 
     # Client half
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare w_k and the gradient of each local class."""
+        whole = super().train_form(task, model, classes)
+        return whole.group("grad", grad_rows(model.classifier), classes) if self.features else whole
 
     def prepare(self, run: LocalRun) -> ClassGradients | None:
         """Real feature gradients (Eq. 3) at (u, v̂) as received, before any local step."""

@@ -16,9 +16,10 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import Output
+from fedtail.models.split import Output, SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training import BatchSampler, ClassBalanced
 from fedtail.training.balanced import constant_features
@@ -80,6 +81,14 @@ class CRTIB(FedAvg[CRTState]):
         return super().not_a_sum()
 
     # Client half
+
+    def retrain_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the head alone."""
+        whole = self.train_form(task, model, classes)
+        start = f"model/{prefix(model)}"
+        return replace(
+            whole, tensors={n: t for n, t in whole.tensors.items() if n.startswith(start)}
+        )
 
     @action
     def retrain(self, payload: Payload, client: Client) -> Payload:

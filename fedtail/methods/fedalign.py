@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
+from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.slim import Slim, last_block, top_singular_value, transmitting_matrix
@@ -89,6 +90,11 @@ class FedAlign(FedAvg[ModelState]):
     def not_a_sum(self) -> str:
         """Need nothing but the mean of the models; what `aggregate` logs are scalars."""
         return super().not_a_sum()
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, and how large D was."""
+        whole = super().train_form(task, model, classes)
+        return whole.numbers(lipschitz_gap=Number(low=0)) if self.mu else whole
 
     def prepare(self, run: LocalRun) -> Alignment | None:
         """Make the narrow block."""

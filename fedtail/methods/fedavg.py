@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedtail.forms import COUNT, SAMPLES, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Method, action
 from fedtail.models.split import SplitModel
@@ -26,7 +27,6 @@ from fedtail.protocol import (
     Exchange,
     Payload,
     Server,
-    Sum,
     Task,
     Tensors,
     Update,
@@ -188,6 +188,14 @@ class FedAvg(Method[M], Generic[M]):
 
     # Client half
 
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, and how many samples and steps it was trained on."""
+        return Form().group("model", like(model.live())).numbers(samples=SAMPLES, steps=COUNT)
+
+    def inform_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare what the prior asks for."""
+        return self.prior.form(task, model, classes)
+
     @action
     def inform(self, payload: Payload, client: Client) -> Payload:
         """Answer the preliminary question of the prior."""
@@ -274,25 +282,4 @@ class FedAvg(Method[M], Generic[M]):
             grouped("model", run.model.tensors()),
             {"samples": len(run.client.data), "steps": run.steps},
             summable=frozenset({"model"}),
-        )
-
-    @action
-    def evaluate(self, payload: Payload, client: Client) -> Payload:
-        """Count the client's own samples of each class that the received model gets right."""
-        self.load(payload, client)
-        correct = torch.zeros(client.num_classes, dtype=torch.int64)
-        loss = 0.0
-        client.model.eval()
-        with torch.no_grad():
-            for index in torch.split(torch.arange(len(client.data)), 500):
-                x, y = client.data.batch(index)
-                logits = client.model(x)
-                hit = (logits.argmax(dim=1) == y).cpu()
-                correct += torch.bincount(y.cpu()[hit], minlength=client.num_classes)
-                loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-        return Payload(
-            {"correct/classes": correct, "count/classes": client.counts},
-            {"samples": len(client.data), "loss": loss},
-            summable=frozenset({"correct", "count"}),
-            sums={"correct": Sum("sum"), "count": Sum("sum")},
         )

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
+from fedtail.forms import COUNT, Form, Number
 from fedtail.losses import LocalLoss, LogitCalibration
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
@@ -84,6 +85,14 @@ class FedLC(FedAvg[ModelState]):
     def not_a_sum(self) -> str:
         """Need nothing but the mean of the models, and of what was measured."""
         return super().not_a_sum()
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, and what is measured on request."""
+        whole = super().train_form(task, model, classes)
+        if not self.deviation:
+            return whole
+        sums = {f"{side}_log": Number() for side in SIDES}
+        return whole.numbers(absent_push=Number(), **dict.fromkeys(SIDES, COUNT), **sums)
 
     def prepare(self, run: LocalRun) -> dict[str, float]:
         """Measure the deviation at the received model, if asked to."""

@@ -17,9 +17,11 @@ import torch
 from pydantic import Field, model_validator
 
 from fedtail.errors import FedtailError
+from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import LocalRun, ModelState
 from fedtail.methods.fedprox import FedProx
+from fedtail.models.split import SplitModel
 from fedtail.protocol import Payload, Server, Update
 from fedtail.training import weighted_mean
 from fedtail.training.effective_steps import effective_steps, only_sgd
@@ -52,6 +54,10 @@ class FedNova(FedProx):
     def not_a_sum(self) -> str:
         """Need every client's own number of steps."""
         return "it weighs clients by their own numbers of steps"
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare w_k and a_k."""
+        return super().train_form(task, model, classes).numbers(a=Number(low=0))
 
     def reply(self, run: LocalRun) -> Payload:
         """Send w_k and a_k = ‖a_k‖₁."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
+from fedtail.forms import COUNT, SAMPLES, Form, Number, like
 from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
@@ -41,6 +42,7 @@ from fedtail.protocol import (
     grouped,
 )
 from fedtail.training import ClassPrior, ProxyPrior, weighted_mean
+from fedtail.training.priors import counts_form
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,22 @@ class GBME(FedAvg[GBMEState]):
         return mean
 
     # Client half
+
+    def tell_labels_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the class counts."""
+        return counts_form(classes)
+
+    def train_expert_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the trunk and the expert that was asked for."""
+        i = int(task.scalars["expert"])
+        live = like(model.live())
+        names = shared_names(cast(ExpertModel, model), i)
+        return (
+            Form()
+            .group("model", {n: t for n, t in live.items() if n.startswith("trunk.")})
+            .group("expert", {short: live[name] for short, name in names.items()})
+            .numbers(samples=SAMPLES, steps=COUNT, expert=Number(i, i, whole=True))
+        )
 
     @action
     def tell_labels(self, payload: Payload, client: Client) -> Payload:

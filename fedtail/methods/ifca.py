@@ -20,6 +20,7 @@ from typing import ClassVar, Literal, TypeVar, cast
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form, Number
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.ensemble import Ensemble, as_member, of_member
@@ -133,6 +134,11 @@ class IFCA(FedAvg[IFCAState]):
 
     # Client half
 
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare one model and the cluster it is of."""
+        cluster = Number(0, self.clusters - 1, whole=True)
+        return super().train_form(task, one_of(model), classes).numbers(cluster=cluster)
+
     @action
     def train(self, payload: Payload, client: Client) -> Payload:
         """Choose the model with the least loss (the first of equals), and train it."""
@@ -162,11 +168,6 @@ class IFCA(FedAvg[IFCAState]):
     def inform(self, payload: Payload, client: Client) -> Payload:
         """Answer the preliminary question of the prior, at the first model."""
         return super().inform(payload, replace(client, model=one_of(client.model)))
-
-    @action
-    def evaluate(self, payload: Payload, client: Client) -> Payload:
-        """Count what one model gets right."""
-        return super().evaluate(payload, replace(client, model=one_of(client.model)))
 
 
 def one_of(model: SplitModel) -> SplitModel:

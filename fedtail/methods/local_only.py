@@ -17,8 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedtail.forms import COUNT, SAMPLES, Form, like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.split import SplitModel
 from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, Update, grouped
 
 
@@ -103,6 +105,14 @@ class LocalOnly(FedAvg[LocalOnlyState]):
     def reply(self, run: LocalRun) -> Payload:
         """Say that it was done."""
         return Payload(scalars={"samples": len(run.client.data), "steps": run.steps})
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare how much was done, and no model."""
+        return Form().numbers(samples=SAMPLES, steps=COUNT)
+
+    def show_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model."""
+        return Form().group("model", like(model.live()))
 
     @action
     def show(self, payload: Payload, client: Client) -> Payload:

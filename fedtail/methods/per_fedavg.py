@@ -19,8 +19,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.split import SplitModel
 from fedtail.protocol import Client, Payload, Server, Task
 from fedtail.training import normalisable
 
@@ -53,6 +55,10 @@ class PerFedAvg(FedAvg[ModelState]):
     def train(self, payload: Payload, client: Client) -> Payload:
         """Do the meta-steps of a round."""
         return self.learn(payload, client, self.meta_steps)
+
+    def adapt_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare what is sent after training."""
+        return self.train_form(task, model, classes)
 
     @action
     def adapt(self, payload: Payload, client: Client) -> Payload:

@@ -19,13 +19,19 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedtail.forms import COUNT, Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import Output, SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, Update, grouped
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import Statistics, balanced_set, constant_features
-from fedtail.training.class_gradients import class_gradients, linear_head, mean_by_class
+from fedtail.training.class_gradients import (
+    class_gradients,
+    grad_rows,
+    linear_head,
+    mean_by_class,
+)
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import as_table, no_prototypes, renewed, sum_outside
 
@@ -180,6 +186,16 @@ class RedGrape(FedAvg[RedGrapeState]):
         return {name: t for name, t in s.model.items() if not name.startswith(f"{HEAD}.")}
 
     # Client half
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare P, W, Ŵ, the gradients of the client's classes, and what is logged."""
+        norm = Number(low=0)
+        return (
+            super()
+            .train_form(task, model, classes)
+            .group("grad", grad_rows(model.classifier), classes)
+            .numbers(balanced_classes=COUNT, local_norm=norm, balanced_norm=norm, cosine=Number())
+        )
 
     def prepare(self, run: LocalRun) -> Rebalancing:
         """Take the class gradients at the starting point, and draw the round's balanced set."""

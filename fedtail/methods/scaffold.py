@@ -18,6 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedtail.forms import Form, like
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
@@ -84,9 +85,7 @@ class Scaffold(FedAvg[ScaffoldState]):
 
     def init(self, model: SplitModel, server: Server) -> ScaffoldState:
         """Start with c = 0."""
-        control = {
-            name: torch.zeros(parameter.shape) for name, parameter in model.trainable().items()
-        }
+        control = {name: zeros_like(parameter) for name, parameter in model.trainable().items()}
         return ScaffoldState(model.tensors(), control=control)
 
     def broadcast(self, s: ScaffoldState, server: Server) -> Payload:
@@ -119,12 +118,17 @@ class Scaffold(FedAvg[ScaffoldState]):
 
     # Client half
 
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare y and c_k⁺ − c_k."""
+        control = like(model.trainable().items())
+        return super().train_form(task, model, classes).group("control", control)
+
     def prepare(self, run: LocalRun) -> Control:
         """Take c from the message and c_k from the client's own state."""
         device, c = run.client.device, run.payload.group("control")
         start = {name: p.detach().clone() for name, p in run.model.trainable().items()}
         own = {
-            name: run.client.state.get(f"control/{name}", torch.zeros(x.shape)).to(device)
+            name: run.client.state.get(f"control/{name}", zeros_like(x)).to(device)
             for name, x in start.items()
         }
         return Control(start, own, {name: c[name].to(device) - own[name] for name in start})
@@ -144,7 +148,7 @@ class Scaffold(FedAvg[ScaffoldState]):
         sent = super().reply(run)
         q = effective_steps(run.steps, self.local.momentum, self.local.nesterov)
         reach = q * self.local.rate(run.client.round, run.client.rounds)
-        change = {name: torch.zeros(x.shape) for name, x in aux.start.items()}
+        change = {name: zeros_like(x) for name, x in aux.start.items()}
         if reach:
             for name, y in run.model.trainable().items():
                 new = (aux.start[name] - y.detach()) / reach - aux.shift[name]
@@ -155,6 +159,11 @@ class Scaffold(FedAvg[ScaffoldState]):
             tensors={**sent.tensors, **grouped("control", change)},
             summable=frozenset({"model", "control"}) if self.weighted else frozenset(),
         )
+
+
+def zeros_like(parameter: Tensor) -> Tensor:
+    """Return zeros of the same shape and type, on the CPU."""
+    return torch.zeros(parameter.shape, dtype=parameter.dtype)
 
 
 def norm(tensors: Tensors) -> float:

@@ -115,7 +115,7 @@ class ExpertModel(SplitModel):
         """Names of all tensors (parameters and buffers) that belong to one expert alone."""
         self._check_index(index)
         own = (f"experts.{index}.", f"heads.{index}.")
-        return frozenset(name for name, _ in self._live() if name.startswith(own))
+        return frozenset(name for name, _ in self.live() if name.startswith(own))
 
     def train_only(self, index: int | None) -> Self:
         """Freeze every expert but one; the trunk stays trained. `None` frees them all.

@@ -123,16 +123,16 @@ class SplitModel(nn.Module):
         with torch.no_grad():
             return {
                 name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for name, tensor in self._live()
+                for name, tensor in self.live()
             }
 
     def names(self) -> frozenset[str]:
         """Return the names of all parameters and buffers."""
-        return frozenset(name for name, _ in self._live())
+        return frozenset(name for name, _ in self.live())
 
     def load(self, tensors: Tensors) -> None:
         """Copy tensors into the resident model, which must have exactly these names."""
-        live = dict(self._live())
+        live = dict(self.live())
         if live.keys() != tensors.keys():
             odd = sorted(live.keys() ^ tensors.keys())
             raise FedtailError(f"these tensors and this model do not match in {', '.join(odd[:3])}")
@@ -227,5 +227,6 @@ class SplitModel(nn.Module):
             raise FedtailError(f"the classifier '{self.classifier_name}' has no '{attribute}'")
         return size
 
-    def _live(self) -> Iterator[tuple[str, Tensor]]:
+    def live(self) -> Iterator[tuple[str, Tensor]]:
+        """Give all parameters and buffers, as they are, under the module's own names."""
         return chain(live_tensors(self.module), live_tensors(self.extra_heads))

@@ -71,7 +71,6 @@ def addends(payload: Payload, echoed: Mapping[str, Scalar], num_classes: int) ->
         How many rows a table of classes has.
     """
     check_summable(payload, echoed)
-    check_finite(payload)
     weight = float(payload.scalars.get(SAMPLES, 1))
     own = own_scalars(payload, echoed)
     sides: dict[str, tuple[list[Any], list[Tensor]]] = {WHOLE: ([], []), PART: ([], [])}
@@ -112,16 +111,6 @@ def check_summable(payload: Payload, echoed: Mapping[str, Scalar]) -> None:
     for name, value in payload.scalars.items():
         if isinstance(value, str) and echoed.get(name) != value:
             raise NotASum(f"it sends the text '{name}', which cannot be summed")
-
-
-def check_finite(payload: Payload) -> None:
-    """Refuse what nobody could find any more once it is encrypted."""
-    for name, t in payload.tensors.items():
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise FedtailError(f"sent NaN or infinity in {name}")
-    for name, value in payload.scalars.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise FedtailError(f"sent {name} = {value}")
 
 
 def own_scalars(payload: Payload, echoed: Mapping[str, Scalar]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedtail.data.federation import ClientData
 from fedtail.data.siamese import siamese
 from fedtail.errors import FedtailError
+from fedtail.forms import Like, like
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Tensors
 
@@ -135,6 +136,11 @@ def grad_group(gradients: ClassGradients, group: str = "grad") -> dict[str, Tens
     classes, weight, bias = gradients
     tensors = {f"{group}/classes": classes, f"{group}/weight": weight}
     return tensors if bias is None else {**tensors, f"{group}/bias": bias}
+
+
+def grad_rows(head: nn.Module) -> dict[str, Like]:
+    """Return what one row of the class gradients of a linear head looks like."""
+    return like(linear_head(head).named_parameters())
 
 
 def mean_by_class(groups: Sequence[Tensors], num_classes: int) -> ClassGradients:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedtail.config import Component, Registry
+from fedtail.forms import Form, Like
+from fedtail.models.split import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Sum, Task, Tensors
 from fedtail.training.local import LocalTraining
 
@@ -32,6 +34,10 @@ class ClassPrior(Component):
         `local` is how the method trains, for a prior that has to train to know.
         """
         return Payload()
+
+    def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare what `report` answers (see `fedtail.forms`)."""
+        return Form()
 
     def not_a_sum(self) -> str:
         """Say, in a clause, why `setup` needs more of the answers than sums; nothing if not."""
@@ -66,6 +72,15 @@ class GlobalPrior(ClassPrior):
             sums={"counts": Sum("sum")},
         )
 
+    def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the class counts."""
+        return counts_form(classes)
+
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
         """Return what the server told."""
         return super().counts(None, client) if told is None else told
+
+
+def counts_form(classes: int) -> Form:
+    """Return the form of a client's class counts, which are not more than its samples."""
+    return Form().group("counts", {"classes": Like((classes,), torch.int64, low=0, counted=True)})

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
+from fedtail.forms import SAMPLES, Form, Like
 from fedtail.models.heads import class_axis
 from fedtail.models.split import SplitModel
 from fedtail.privacy.gaussian import (
@@ -146,6 +147,15 @@ class ProxyPrior(ClassPrior):
         sent = {"lpi/classes": lpi(change)} if self.upload == "index" else {"layer/weight": change}
         released = frozenset({"lpi", "layer"}) if self.noisy else frozenset[str]()
         return Payload(sent, facts, released=released)
+
+    def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare one number a class, or the classifier's change."""
+        facts = Form().numbers(samples=SAMPLES)
+        if "summed" in task.scalars:
+            return facts.group("gpi", {"classes": Like((classes,), low=0)})
+        if self.upload == "index":
+            return facts.group("lpi", {"classes": Like((classes,))})
+        return facts.group("layer", {"weight": Like(tuple(mean_head(model).shape))})
 
     def release(self, change: Tensor, client: Client) -> Tensor:
         """Return what may be known of the classifier's change (classes, features)."""

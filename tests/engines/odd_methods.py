@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from fedtail import Client, FedAvg, Payload, action
+from fedtail.forms import COUNT, Form, Like
 from fedtail.methods import ModelState
+from fedtail.models import SplitModel
 
 
 class Remembering(FedAvg[ModelState]):
@@ -23,16 +25,30 @@ class Remembering(FedAvg[ModelState]):
             {"count": count, "drawn": drawn, "stream": torch.rand(3)}, {"turn": client.turn}
         )
 
+    def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        looks = {"count": Like((1,)), "drawn": Like((3,)), "stream": Like((3,))}
+        return Form(looks).numbers(turn=COUNT)
+
     @action
     def forget(self, payload: Payload, client: Client) -> Payload:
         client.state.clear()
         return Payload()
 
+    def forget_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form()
+
     def unmarked(self, payload: Payload, client: Client) -> Payload:
         return Payload()
 
 
-class Raising(FedAvg[ModelState]):
+class One(FedAvg[ModelState]):
+    """Answers with one number."""
+
+    def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form({"x": Like((1,))})
+
+
+class Raising(One):
     """Client 1 fails after it has touched its state."""
 
     @action
@@ -43,7 +59,7 @@ class Raising(FedAvg[ModelState]):
         return Payload({"x": torch.ones(1)})
 
 
-class Poisoned(FedAvg[ModelState]):
+class Poisoned(One):
     """Client 1 sends NaN in round 2."""
 
     @action

@@ -205,30 +205,6 @@ class TestBuffers:
         assert bool(torch.isfinite(updates[0].payload.tensors["model/1.weight"]).all())
 
 
-def test_evaluate_counts_by_class() -> None:
-    # w = (-1, 1): every x = 1 is taken for class 1. The loss of y = 1 is ln(1 + e^-2), of y = 0
-    # ln(1 + e^2).
-    model, method = linear(), FedAvg[ModelState]()
-    payload = Payload({"model/0.weight": torch.tensor([[-1.0], [1.0]])})
-    mixed = tiny.federation([[1.0]] * 3, [0, 1, 1], [[0, 1, 2]], classes=2)
-    reply = method.evaluate(payload, tiny.client(mixed, 0, model))
-    assert reply.tensors["correct/classes"].tolist() == [0, 2]
-    assert reply.tensors["count/classes"].tolist() == [1, 2]
-    assert reply.scalars["samples"] == 3
-    e2 = torch.tensor(2.0, dtype=torch.float64).exp()
-    expected = float(torch.log1p(e2) + 2 * torch.log1p(1 / e2))
-    assert float(reply.scalars["loss"]) == pytest.approx(expected, rel=1e-6)
-
-
-def test_evaluate_with_nobody_home() -> None:
-    empty = tiny.federation([[1.0]], [0], [[]])
-    reply = FedAvg[ModelState]().evaluate(
-        Payload({"model/0.weight": torch.zeros(2, 1)}), tiny.client(empty, 0, linear())
-    )
-    assert reply.tensors["correct/classes"].tolist() == [0, 0]
-    assert reply.scalars["samples"] == 0
-
-
 def test_the_prior_is_told_with_the_model() -> None:
     method: Avg = FedAvg(local=STEP, prior=GlobalPrior(), loss=BalancedSoftmax())
     state = ModelState(linear().tensors(), torch.tensor([1.0, 3.0]))
@@ -245,7 +221,7 @@ def test_what_may_be_summed() -> None:
 
 
 def test_what_a_task_may_name() -> None:
-    assert FedAvg.actions() == {"train", "evaluate", "inform"}
+    assert FedAvg.actions() == {"train", "inform"}
 
 
 def test_hooks_see_every_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.crew import FlowerCrew
+from fedtail.protocol import ClientId
 
 
 class Flower(Embedded):
@@ -19,3 +20,9 @@ class Flower(Embedded):
     def __init__(self, crew: FlowerCrew) -> None:
         super().__init__(crew.place)
         self.crew = crew
+
+    def announced(self, client: ClientId) -> int | None:
+        """Return what the client's node said when it came, if only the node has the data."""
+        if self.crew.terms.method is None:
+            return super().announced(client)
+        return self.crew.roster.samples.get(client)

@@ -54,7 +54,10 @@ def client_app(
 
     def answer(message: Message, context: Context) -> Message:
         return serve(
-            message, context, lambda n: workplace(n, context, model, data(context), augment, device)
+            message,
+            context,
+            lambda n: workplace(n, context, model, data(context), augment, device),
+            samples=lambda: size_of(data(context)),
         )
 
     app.train()(answer)
@@ -84,7 +87,12 @@ def handle(
     augment, device
         As in `client_app`.
     """
-    return serve(message, context, lambda n: workplace(n, context, model, dataset, augment, device))
+    return serve(
+        message,
+        context,
+        lambda n: workplace(n, context, model, dataset, augment, device),
+        samples=lambda: size_of(dataset),
+    )
 
 
 def workplace(
@@ -134,11 +142,23 @@ def nothing(like: Samples) -> Samples:
     return Samples(torch.empty(0, *like.x.shape[1:]), torch.empty(0, dtype=torch.int64))
 
 
+def size_of(dataset: Any) -> int:
+    """Return how many samples there are, without loading them."""
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        return size_of(dataset.dataset)
+    return len(dataset[0] if is_pair(dataset) else dataset)
+
+
+def is_pair(dataset: Any) -> bool:
+    """Whether these are inputs and labels, side by side."""
+    return isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "shape")
+
+
 def tensors_of(dataset: Any) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of whatever holds the local data."""
     if isinstance(dataset, torch.utils.data.DataLoader):
         dataset = dataset.dataset
-    if isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "shape"):
+    if is_pair(dataset):
         return torch.as_tensor(dataset[0]), torch.as_tensor(dataset[1])
     pairs = [_pair(dataset[i]) for i in range(len(dataset))]
     if not pairs:

@@ -40,6 +40,8 @@ class Roster:
         The type of the message that asks; a stock client app has only ``train``.
     warn
         Is told of what is odd.
+    samples
+        How many samples each client has whose data only its node knows, as first announced.
     """
 
     grid: Grid
@@ -47,6 +49,7 @@ class Roster:
     seconds: float = 120.0
     kind: str = HELLO
     warn: Callable[[str], None] = print
+    samples: dict[ClientId, int] = field(default_factory=dict)
     places: dict[int, NodeId] = field(default_factory=dict)
     met: set[NodeId] = field(default_factory=set)
     tries: Counter[NodeId] = field(default_factory=Counter)
@@ -90,6 +93,9 @@ class Roster:
                 continue
             # A node that comes back has a new id, while its old one may be listed for a minute.
             self.places[part] = node
+            samples = answer.notes.get("samples")
+            if isinstance(samples, int) and samples >= 0:
+                self.samples.setdefault(part, samples)
             self._compare(part, answer.notes["versions"])
 
     def _compare(self, part: int, theirs: dict[str, str]) -> None:

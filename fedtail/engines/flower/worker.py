@@ -31,6 +31,7 @@ def serve(
     context: Context,
     workplace: Callable[[Notes], Workplace],
     store: Store | None = None,
+    samples: Callable[[], int] | None = None,
 ) -> Message:
     """Answer one message of the server.
 
@@ -42,11 +43,14 @@ def serve(
         Makes the place where tasks are done, from the notes of the message.
     store
         Where states are kept; by default as `open_store` says.
+    samples
+        Counts the local samples, where the server does not know how many there are.
     """
     try:
         payloads, notes = from_records(message.content)
         if notes["kind"] == "hello":
-            content = to_records([], introduction(context))
+            told = {} if samples is None else {"samples": samples()}
+            content = to_records([], {**introduction(context), **told})
         else:
             # A run that cannot be resumed has no name of its own, and takes Flower's number.
             name = str(notes["run"] or context.run_id)

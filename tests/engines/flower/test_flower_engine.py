@@ -30,7 +30,9 @@ from fedtail import (
 from fedtail.callbacks import Callback
 from fedtail.engines import Dropped
 from fedtail.engines.flower.crew import VERSION
+from fedtail.forms import Form, Like
 from fedtail.methods import ModelState
+from fedtail.models import SplitModel
 
 METHODS: list[Method[Any]] = [
     FedAvg(local=tiny.quick(), buffers="local"),
@@ -54,10 +56,16 @@ class Counting(FedAvg[ModelState]):
         x = torch.full((2,), float("nan") if order == "nan" else 1.0)
         return Payload({"count": count, "x": x[:1] if order == "short" else x})
 
+    def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form({"count": Like((1,)), "x": Like((2,))})
+
     @action
     def forget(self, payload: Payload, client: Client) -> Payload:
         client.state.clear()
         return Payload()
+
+    def forget_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form()
 
 
 def made(**fields: Any) -> local_federation.Federation:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from fedtail import FedAvg, Method
+from fedtail import FedAvg, Like, Method
 
 
 @Method.register("bulky")
@@ -37,6 +37,10 @@ class Bulky(FedAvg):
         payload = super().reply(run)
         extra = run.payload.tensors["extra/x"] * (1 + run.client.id)
         return replace(payload, tensors={**payload.tensors, "extra/x": extra})
+
+    def train_form(self, task, model, classes):
+        extra = {"x": Like((100, 100, 256))}
+        return super().train_form(task, model, classes).group("extra", extra)
 
     def aggregate(self, s, updates, server):
         for update in updates:

@@ -1,0 +1,211 @@
+"""What a client may answer: names, types, shapes, row counts and bounds, declared by the method.
+
+Every action of a method has a declaration of the same name, ``<action>_form``. The engine holds
+each update against it before anything is added up, so that one client can neither break a round
+nor speak for another, and the honest ones are never outvoted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtail.errors import FedtailError
+from fedtail.protocol import Payload, Scalar, grouped
+
+LARGEST = 2.0**40
+"""No number of an honest update is larger; what is merely large is for robust means."""
+CLASSES = "classes"
+"""The index tensor of a group with one row a class."""
+
+
+class Like(NamedTuple):
+    """What one tensor looks like.
+
+    Attributes
+    ----------
+    shape, dtype
+        As they must be; in a group of rows, the shape of one row.
+    low, high
+        The least and the largest number; with `counted`, no sum is above the client's samples.
+    counted
+        Whether the numbers count the client's own samples.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    low: float = -LARGEST
+    high: float = LARGEST
+    counted: bool = False
+
+
+class Number(NamedTuple):
+    """What one scalar looks like: real or whole, from `low` to `high`, or counted (see `Like`)."""
+
+    low: float = -LARGEST
+    high: float = LARGEST
+    whole: bool = False
+    counted: bool = False
+
+
+SAMPLES = Number(low=0, whole=True, counted=True)
+"""How many samples of its own a client used: at most those it announced at the start."""
+COUNT = Number(low=0, whole=True)
+"""A number of steps, classes, ..."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an update holds: exactly these names.
+
+    Attributes
+    ----------
+    tensors
+        By their flat names, ``model/fc.weight``.
+    rows
+        The groups with one row a class, ragged: how many classes there are. Their index tensor,
+        ``classes``, is ascending and not declared again.
+    scalars
+        By their names.
+    """
+
+    tensors: Mapping[str, Like] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    scalars: Mapping[str, Number] = field(default_factory=dict)
+
+    def group(self, name: str, tensors: Mapping[str, Like], rows: int = 0) -> Form:
+        """Return the form with one more group; with `rows`, ragged, of so many classes."""
+        ragged = {name: rows} if rows else {}
+        return replace(
+            self, tensors={**self.tensors, **grouped(name, tensors)}, rows={**self.rows, **ragged}
+        )
+
+    def numbers(self, **scalars: Number) -> Form:
+        """Return the form with more scalars."""
+        return replace(self, scalars={**self.scalars, **scalars})
+
+
+class Refused(FedtailError):
+    """An update that its own client keeps back, because nobody could check it later."""
+
+
+def like(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Like]:
+    """Return the looks of named tensors."""
+    return {name: Like(tuple(t.shape), t.dtype) for name, t in tensors}
+
+
+def defect(payload: Payload, form: Form, announced: int | None) -> str:
+    """Return what is wrong with an update, in a clause; nothing if it can be used.
+
+    Parameters
+    ----------
+    payload
+        The update.
+    form
+        What was declared.
+    announced
+        How many samples the client said at the start that it has; none if nobody was told.
+    """
+    most = LARGEST if announced is None else announced
+    for name, value in payload.scalars.items():
+        if name not in form.scalars:
+            return f"sent '{name}', which is not declared"
+        found = _bad_scalar(name, value, form.scalars[name], most)
+        if found:
+            return found
+    missing = form.scalars.keys() - payload.scalars.keys()
+    if missing:
+        return f"did not send '{min(missing)}'"
+    return _bad_tensors(payload.tensors, form, most)
+
+
+def not_finite(payload: Payload) -> str:
+    """Return where there is NaN or infinity, in a clause; nothing if there is none."""
+    for name, tensor in payload.tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"sent NaN or infinity in {name}"
+    return ""
+
+
+def _bad_scalar(name: str, value: Scalar, number: Number, most: float) -> str:
+    kinds = int if number.whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return f"sent {name} = {_short(value)}, not a {'whole ' if number.whole else ''}number"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"sent {name} = {value}"
+    high = most if number.counted else number.high
+    if not number.low <= value <= high:
+        return f"sent {name} = {_short(value)}, not from {number.low:g} to {high:g}"
+    return ""
+
+
+def _bad_tensors(tensors: Mapping[str, Tensor], form: Form, most: float) -> str:
+    index = {f"{group}/{CLASSES}": classes for group, classes in form.rows.items()}
+    odd = tensors.keys() ^ (form.tensors.keys() | index.keys())
+    if odd:
+        name = min(odd)
+        return f"sent '{name}', which is not declared" if name in tensors else _missing(name)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            return f"sent {name} as a sparse tensor"
+    for name, classes in index.items():
+        found = _bad_index(name, tensors[name], classes)
+        if found:
+            return found
+    for name, look in form.tensors.items():
+        group = name.partition("/")[0]
+        rows = (len(tensors[f"{group}/{CLASSES}"]),) if group in form.rows else ()
+        found = _bad_tensor(name, tensors[name], look, (*rows, *look.shape), most)
+        if found:
+            return found
+    return ""
+
+
+def _bad_index(name: str, index: Tensor, classes: int) -> str:
+    if index.dtype != torch.int64 or index.ndim != 1:
+        return f"sent {name} as {_kind(index)}, not a list of class numbers"
+    known = not len(index) or (int(index[0]) >= 0 and int(index[-1]) < classes)
+    if not known or not bool((index[1:] > index[:-1]).all()):
+        return f"sent {name} that are not ascending class numbers below {classes}"
+    return ""
+
+
+def _bad_tensor(name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], most: float) -> str:
+    if tensor.dtype != look.dtype:
+        return f"sent {name} as {_kind(tensor)}, not {_word(look.dtype)}"
+    if tuple(tensor.shape) != shape:
+        return f"sent {name} of shape {tuple(tensor.shape)}, not {shape}"
+    if not tensor.numel() or tensor.dtype == torch.bool:
+        return ""
+    low, high = (float(end) for end in torch.aminmax(tensor))  # NaN if there is one
+    if not math.isfinite(low) or not math.isfinite(high):
+        return f"sent NaN or infinity in {name}"
+    # A sum of counts cannot overflow: each is at most `most` first.
+    bound = most if look.counted else look.high
+    if low < look.low or high > bound or (look.counted and float(tensor.sum()) > most):
+        return f"sent {name} with numbers from {low:g} to {high:g}, not {look.low:g} to {bound:g}"
+    return ""
+
+
+def _missing(name: str) -> str:
+    return f"did not send '{name}'"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{_word(tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def _short(value: Scalar) -> str:
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print very long ones
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
