@@ -51,6 +51,8 @@ def unpack(data: bytes) -> Payload:
     """Return the payload of `pack`."""
     body = 8 + int.from_bytes(data[:8], "little")
     notes = json.loads(data[8:body])
+    if not isinstance(notes["scalars"], dict):
+        raise FedtailError("a payload is damaged: its scalars have no names")
     tensors = unpack_tensors(data[body:], "a payload")
     return Payload(
         tensors,

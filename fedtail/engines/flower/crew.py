@@ -150,7 +150,9 @@ class FlowerCrew:
 
     def results(self, held: Jobs, answer: Answer) -> Iterator[Done]:
         """Give what came of one node's jobs, in their order."""
-        outcomes: list[dict[str, Any]] = answer.notes.get("outcomes", [])
+        told: Any = answer.notes.get("outcomes")
+        # Whatever a node sends, it can only spoil its own clients' answers.
+        outcomes = [o for o in told if isinstance(o, dict)] if isinstance(told, list) else []
         good = sum("version" in outcome for outcome in outcomes)
         reason = answer.reason
         if not reason and (len(outcomes) != len(held) or good != len(answer.payloads)):

@@ -29,6 +29,7 @@ from fedtail import (
 )
 from fedtail.callbacks import Callback
 from fedtail.engines import Dropped
+from fedtail.engines.flower.bridge import from_records, to_records
 from fedtail.engines.flower.crew import VERSION
 from fedtail.forms import Form, Like
 from fedtail.methods import ModelState
@@ -160,6 +161,25 @@ def test_a_refused_update_leaves_the_state_as_it_was(
     assert counts(replies) == {0: 2, 2: 2}
     assert replies.dropped == [Dropped(1, reason)]
     assert counts(engine.perform(ask(1), 3, 3)) == {1: 2}
+
+
+@pytest.mark.parametrize("outcomes", [None, 7, [], [3], ["version"], {"version": 1}])
+def test_whatever_a_node_says_of_its_tasks_spoils_only_its_own(outcomes: Any) -> None:
+    on = made()
+    engine = on.engine()
+    engine.perform(ask(0, 1), 1, 3)
+
+    def spoil(node: int, reply: Message) -> Message:
+        if node == 101:
+            payloads, notes = from_records(reply.content)
+            reply.content = to_records(payloads, {**notes, "outcomes": outcomes})
+        return reply
+
+    on.grid.spoil = spoil
+    replies = engine.perform(ask(0, 1), 2, 3)
+    assert counts(replies) == {0: 2}
+    reason = "its node sent another number of answers than it was given tasks"
+    assert replies.dropped == [Dropped(1, reason)]
 
 
 def test_the_text_of_an_exception_stays_with_the_client(

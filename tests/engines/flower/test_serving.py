@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -16,7 +17,8 @@ from torch import Tensor
 from fedtail import CReFF, FedAvg, FedtailError, Method, run
 from fedtail.callbacks import Callback
 from fedtail.engines.flower import client_app, serve
-from fedtail.methods import ModelState
+from fedtail.methods import LocalRun, ModelState
+from fedtail.protocol import Payload
 from fedtail.setting import Setting, prepare
 
 FEDAVG: FedAvg[ModelState] = FedAvg(local=tiny.quick(), buffers="local")
@@ -66,6 +68,25 @@ def test_the_model_and_the_scores_are_those_of_an_embedded_run(
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
     written = {path.name for path in (tmp_path / "run").iterdir()}
     assert written >= {"experiment.toml", "metrics.jsonl", "model.safetensors", "checkpoint"}
+
+
+class Boastful(FedAvg[ModelState]):
+    """Client 1 says that it has more samples than it announced."""
+
+    def reply(self, run: LocalRun) -> Payload:
+        sent = super().reply(run)
+        more = int(run.client.id == 1)
+        return replace(sent, scalars={**sent.scalars, "samples": len(run.client.data) + more})
+
+
+def test_samples_are_held_against_what_the_node_announced(tmp_path: Path) -> None:
+    # Client 1 has five samples. The server sees no data: it knows this from the node's first word.
+    Method.registry.add("boastful", cast(Any, Boastful))
+    Boastful.name = "boastful"
+    result = served(Boastful(local=tiny.quick()), tmp_path / "run", **{"per-round": 6})
+    for record in result.history:
+        assert record["dropped"] == [{"client": 1, "reason": "sent samples = 6, not from 0 to 5"}]
+        assert record["clients"] == [0, 2, 3, 4, 5]
 
 
 class Killed(BaseException):
