@@ -21,6 +21,10 @@ from fedtail.rng import contained, derive
 TEST_BATCH = 500
 
 
+class Withheld(FedtailError):
+    """An answer that its client's shield does not let out; the method has not failed."""
+
+
 @dataclass(frozen=True)
 class Clock:
     """When a task happens: the round, and how many tasks its client did in it before."""
@@ -63,7 +67,8 @@ class Workplace:
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
         """Do one task for one client; `state` is changed in place."""
         if task.action == OPEN_SUM and self.shield is not None:
-            return self.shield.open_sum(task.payload)
+            with _withholding():
+                return self.shield.open_sum(task.payload)
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         client = Client(
@@ -81,8 +86,14 @@ class Workplace:
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
         with contained(stream, self.device):
-            payload: Payload = getattr(self.method, task.action)(task.payload, client)
-        return payload if self.shield is None else self.shield.close(payload, task.payload, client)
+            payload = getattr(self.method, task.action)(task.payload, client)
+        if not isinstance(payload, Payload):
+            kind = type(payload).__name__
+            raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
+        if self.shield is None:
+            return payload
+        with _withholding():
+            return self.shield.close(payload, task.payload, client)
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""
@@ -102,6 +113,15 @@ class Workplace:
         """Return the ranges that the test set is tested in, the same for any number of workers."""
         samples = len(self.federation.dataset.test)
         return [(start, start + TEST_BATCH) for start in range(0, samples, TEST_BATCH)]
+
+
+@contextmanager
+def _withholding() -> Iterator[None]:
+    """Tell what a shield refuses from what a method raises."""
+    try:
+        yield
+    except FedtailError as error:
+        raise Withheld(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
