@@ -59,9 +59,7 @@ class Experiment(Config):
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where models train")
     min_clients: int = Field(
-        0,
-        ge=0,
-        description="stop at a round with fewer valid updates; 0: at the third in a row without any",
+        0, ge=0, description="stop at a round with fewer valid updates; 0: at the third without any"
     )
     on_client_error: Literal["stop", "drop"] = Field(
         "stop",

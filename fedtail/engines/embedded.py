@@ -45,11 +45,9 @@ class Embedded:
         seconds: float = math.inf,
     ) -> None:
         self.states: ClientStates = {}
-        self.crew: Crew = (
-            Pool(place, workers, threads, plugins, drop, seconds)
-            if workers
-            else Solo(place, drop=drop)
-        )
+        self.crew: Crew = Solo(place, drop=drop)
+        if workers:
+            self.crew = Pool(place, workers, threads, plugins, drop, seconds)
         self._round = -1
         self._first_turn = 0
         self._turns: Counter[ClientId] = Counter()
