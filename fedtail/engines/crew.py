@@ -240,13 +240,13 @@ class Pool:
                 worker.pipe.send(self.place)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise _unsendable(str(error)) from None
-        except OSError:
-            raise RunStopped(_ended(worker)) from None
+        except ConnectionError:
+            pass  # one that is dead is found out when it does not answer
         for worker in new:
             try:
                 reason = worker.pipe.recv()
             except (EOFError, OSError):
-                raise RunStopped(_ended(worker)) from None
+                raise RunStopped(f"a worker process {_ended(worker)}") from None
             if reason:
                 raise _unsendable(reason)
 
@@ -321,7 +321,7 @@ class Pool:
     def _send(self, worker: Worker, order: Order) -> None:
         data = order.data if worker.holds != order.broadcast else None
         worker.holds = order.broadcast
-        with contextlib.suppress(OSError):  # one that is dead is found out when it does not answer
+        with contextlib.suppress(ConnectionError):  # as above
             worker.pipe.send((order.kind, data, order.rest))
 
     def _over(self, busy: Mapping[Any, Errand]) -> list[Errand]:
@@ -338,8 +338,9 @@ class Pool:
         """Start a worker in the place of one that died, or stop the run."""
         dead = errand.worker
         late = time.monotonic() >= errand.until
-        ended = f"took longer than task_seconds = {self.seconds:g}" if late else _ended(dead)
-        what = f"a worker process {ended}: {errand.order.what}"
+        ended = _ended(dead)
+        why = f"took longer than task_seconds = {self.seconds:g}" if late else ended
+        what = f"a worker process {why}: {errand.order.what}"
         if self._restarts == RESTARTS:
             raise RunStopped(f"{what}; one was started again before")
         self._restarts += 1

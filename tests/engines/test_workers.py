@@ -46,7 +46,7 @@ def test_wrong_use_is_one_sentence_and_a_drop_is_as_in_one_process() -> None:
     pool = Embedded(place, 1)
     try:
         train = [Task(0, "train", Payload(grouped("model", place.model.tensors())))]
-        with pytest.raises(FedtailError, match="^this method needs a linear classifier\n"):
+        with pytest.raises(FedtailError, match=r"^this method needs a linear classifier\n"):
             pool.perform(train, 1, 1)
     finally:
         pool.close()
