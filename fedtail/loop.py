@@ -166,9 +166,9 @@ def stop_if_empty(empty: Sequence[bool], last: bool, dropped: Sequence[Dropped])
     """
     in_a_row = next((n for n, one in enumerate(reversed(empty)) if not one), len(empty))
     if in_a_row >= EMPTY_ROUNDS or (last and in_a_row == len(empty)):
+        rounds = "1 round" if in_a_row == 1 else f"{in_a_row} rounds"
         raise RunStopped(
-            f"no valid update in {in_a_row} round{'s'[: in_a_row > 1]}, up to round {len(empty)} "
-            f"({first_reason(dropped)})"
+            f"no valid update in {rounds}, up to round {len(empty)} ({first_reason(dropped)})"
         )
 
 
