@@ -96,11 +96,16 @@ class Component(Config):
         """Enter the decorated class in this family's registry."""
 
         def enter(component: type[C]) -> type[C]:
+            component.check_class()
             cls.registry.add(name, component)
             component.name = name
             return component
 
         return enter
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Refuse a class that cannot be what its family promises, before it is registered."""
 
     @model_validator(mode="wrap")
     @classmethod

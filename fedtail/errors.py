@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +32,38 @@ class FedtailError(ValueError):
 
 class RunStopped(RuntimeError):
     """A run that began well had to stop (too few clients, a worker died); exit code 1."""
+
+
+class ClientFailed(RunStopped):
+    """A method's client half raised in another process; its traceback there is a note."""
+
+
+BLAMED = "raised by the method: "
+
+
+def blame(error: Exception, where: str) -> None:
+    """Note on an error in which part of a method's own code it was raised."""
+    error.add_note(f"{BLAMED}{where}")
+
+
+@contextmanager
+def blaming(where: str) -> Iterator[None]:
+    """Blame whatever is raised in the block on a part of a method's own code."""
+    try:
+        yield
+    except Exception as error:
+        blame(error, where)
+        raise
+
+
+def is_wrong_input(error: BaseException) -> bool:
+    """Whether an error is a sentence for who gave the input; the rest is a bug or ill luck.
+
+    A file that a method's own code does not find, say, is a bug of the method.
+    """
+    if any(note.startswith(BLAMED) for note in getattr(error, "__notes__", ())):
+        return isinstance(error, FedtailError)
+    return isinstance(error, FedtailError | ValidationError | OSError)
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:

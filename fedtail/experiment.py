@@ -58,7 +58,17 @@ class Experiment(Config):
     workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where models train")
-    min_clients: int = Field(1, ge=1, description="stop the run if fewer valid updates come in")
+    min_clients: int = Field(
+        0, ge=0, description="stop at a round with fewer valid updates; 0: at the third without any"
+    )
+    on_client_error: Literal["stop", "drop"] = Field(
+        "stop",
+        description="what a client half that raises does: stop the run, or drop the client from "
+        "the round; on Flower it is always dropped",
+    )
+    task_seconds: float = Field(
+        86400.0, gt=0, description="a worker process that takes longer for one task is ended"
+    )
     eval_every: int = Field(1, ge=1, description="test after every so many rounds, and the last")
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
     server_per_class: int = Field(

@@ -24,7 +24,7 @@ from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.version import __version__
 
-FREE = {"workers", "track", "plugins", "name", "keys"}
+FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}
 """Fields that do not change what a run computes: a resumed run may have others."""
 MOST_CLASSES = 200
 """With more classes no table of confusions is kept."""

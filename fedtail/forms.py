@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.errors import FedtailError
 from fedtail.protocol import Payload, Scalar, grouped
 
 LARGEST = 2.0**40
@@ -88,10 +87,6 @@ class Form:
     def numbers(self, **scalars: Number) -> Form:
         """Return the form with more scalars."""
         return replace(self, scalars={**self.scalars, **scalars})
-
-
-class Refused(FedtailError):
-    """An update that its own client keeps back, because nobody could check it later."""
 
 
 def like(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Like]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from fedtail.callbacks import (
     Callback,
     Checkpoint,
     JsonLines,
+    Record,
     RunInfo,
     Snapshot,
     read_records,
@@ -22,7 +24,7 @@ from fedtail.callbacks import (
 )
 from fedtail.engines import Dropped, Embedded, Engine, Replies
 from fedtail.engines.workplace import numerics
-from fedtail.errors import FedtailError, RunStopped
+from fedtail.errors import FedtailError, RunStopped, blaming
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics import Evaluation, personal_scores, scores
@@ -35,8 +37,11 @@ from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
 S = TypeVar("S")
+logger = logging.getLogger("fedtail")
 MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
+EMPTY_ROUNDS = 3
+"""How many rounds in a row without a valid update stop a run."""
 
 
 @dataclass
@@ -115,23 +120,56 @@ class Result:
 def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
     """Carry one generator of a method through: tasks out, updates in, until it returns a state.
 
-    If an exchange brings no valid update, the state stays as it was.
+    If an exchange brings no valid update, the state stays as it was, and nobody's update was used;
+    if all its clients raised, the run stops.
     """
-    try:
-        tasks = next(exchange)
-        while True:
-            replies = engine.perform(tasks, server.round, server.rounds)
-            ledger.count_exchange(tasks, replies)
-            ledger.dropped += replies.dropped
-            ledger.clients.update(update.client for update in replies.updates)
-            if tasks and not replies.updates:
-                ledger.kept = True
-                exchange.close()
-                return state
-            tasks = exchange.send(replies.updates)
-    except StopIteration as stop:
-        new: S = stop.value
-        return new
+    answer: Any = None  # what starts a generator
+    while True:
+        try:
+            with blaming(f"server half, round {server.round}"):
+                tasks = exchange.send(answer)
+        except StopIteration as stop:
+            new: S = stop.value
+            return new
+        replies = engine.perform(tasks, server.round, server.rounds)
+        ledger.count_exchange(tasks, replies)
+        ledger.dropped += replies.dropped
+        ledger.clients.update(update.client for update in replies.updates)
+        if tasks and not replies.updates:
+            if replies.dropped and all(d.raised for d in replies.dropped):
+                raise RunStopped(
+                    f"round {server.round}: every client failed, {first_reason(replies.dropped)}"
+                )
+            ledger.kept = True
+            ledger.clients.clear()
+            exchange.close()
+            return state
+        answer = replies.updates
+
+
+def first_reason(dropped: Sequence[Dropped]) -> str:
+    """Return the first of many reasons, with whose it is."""
+    return f"the first, client {dropped[0].client}: {dropped[0].reason}" if dropped else "no answer"
+
+
+def stop_if_empty(empty: Sequence[bool], last: bool, dropped: Sequence[Dropped]) -> None:
+    """Stop a run that learns nothing any more, or that ends without having learned anything.
+
+    Parameters
+    ----------
+    empty
+        Of each round so far, whether it had no valid update.
+    last
+        Whether there will be no other round.
+    dropped
+        Whose updates were not valid in the last of them.
+    """
+    in_a_row = next((n for n, one in enumerate(reversed(empty)) if not one), len(empty))
+    if in_a_row >= EMPTY_ROUNDS or (last and in_a_row == len(empty)):
+        rounds = "1 round" if in_a_row == 1 else f"{in_a_row} rounds"
+        raise RunStopped(
+            f"no valid update in {rounds}, up to round {len(empty)} ({first_reason(dropped)})"
+        )
 
 
 def run(
@@ -170,7 +208,14 @@ def run(
         setting = prepare(experiment)
         guard = stack.enter_context(guarded(setting))
         place = setting.workplace(guard.shield)
-        embedded = Embedded(place, experiment.workers, experiment.threads, experiment.plugins)
+        embedded = Embedded(
+            place,
+            experiment.workers,
+            experiment.threads,
+            experiment.plugins,
+            experiment.on_client_error == "drop",
+            experiment.task_seconds,
+        )
         stack.callback(embedded.close)
         engine = guard.around(embedded)
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
@@ -208,7 +253,8 @@ class Loop:
         experiment, method = self.setting.experiment, self.setting.method
         # 2. The state before round 1, or that of the last checkpoint.
         server = self.setting.server(0)
-        state = method.init(self.setting.model, server)
+        with blaming("server half, before the first round"):
+            state = method.init(self.setting.model, server)
         if resume and self.folder is not None:
             self.folder.must_hold(experiment.describe())
         saved = self.restore(type(state)) if resume else None
@@ -219,7 +265,8 @@ class Loop:
             self.begin()
             state = drive(method.setup(state, server), state, self.engine, server, carried)
             if carried.kept:
-                raise RunStopped("no client answered the preliminary exchange")
+                said = first_reason(carried.dropped)
+                raise RunStopped(f"no client answered the preliminary exchange ({said})")
             carried.clients.clear()  # its cost is the first round's, its answers are not
             told = server.logged
         else:
@@ -238,7 +285,7 @@ class Loop:
             server.logged.update(told)
             ledger, carried, told = carried, Ledger(), {}
             state = drive(method.round(state, server), state, self.engine, server, ledger)
-            self.complain(number, ledger)
+            self.complain(number, ledger, history)
             record = self.record(number, state, server, ledger, began)
             history.append(record)
             for callback in self.callbacks:
@@ -290,7 +337,7 @@ class Loop:
         for callback in self.callbacks:
             callback.on_start(info)
 
-    def complain(self, number: int, ledger: Ledger) -> None:
+    def complain(self, number: int, ledger: Ledger, history: Sequence[Record]) -> None:
         """Warn of what went wrong in a round, and stop if too little went right."""
         messages = [
             f"round {number}: client {d.client} is left out: {d.reason}" for d in ledger.dropped
@@ -299,11 +346,18 @@ class Loop:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
         least = self.setting.min_clients
-        if len(ledger.clients) < least and least > 1:
+        if len(ledger.clients) < least:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"
             )
+        # Read from the records, so that a resumed run does not forget.
+        before = [not record["clients"] and bool(record["dropped"]) for record in history]
+        stop_if_empty([*before, ledger.kept], self.is_last(number), ledger.dropped)
+
+    def is_last(self, number: int) -> bool:
+        """Whether no round comes after this one."""
+        return number == self.setting.experiment.rounds or not self.affords(number + 1)
 
     def warn_after(self, server: Server, dropped: Iterable[Dropped]) -> None:
         """Tell who was left out of what comes after training."""
@@ -313,8 +367,9 @@ class Loop:
         )
 
     def warn(self, messages: Iterable[str]) -> None:
-        """Tell the callbacks what went wrong."""
+        """Tell the log and the callbacks what went wrong."""
         for message in messages:
+            logger.warning("%s", message)
             for callback in self.callbacks:
                 callback.on_warning(message)
 
@@ -322,7 +377,7 @@ class Loop:
         self, number: int, state: Any, server: Server, ledger: Ledger, began: float
     ) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``."""
-        last = number == server.rounds or not self.affords(number + 1)
+        last = self.is_last(number)
         tested = last or number % self.setting.experiment.eval_every == 0
         extra = Ledger()
         found = self.test(state, server, extra) if tested else dict.fromkeys((*SCORES, "per_class"))
@@ -350,19 +405,27 @@ class Loop:
         self.warn_after(server, ledger.dropped)
         self.evaluation = self.engine.evaluate(self.tested)
         shipped = self.scores(self.evaluation)
-        tasks = self.setting.method.personal(state, server)
+        with blaming(f"server half, round {server.round}"):
+            tasks = self.setting.method.personal(state, server)
         return personal_scores(self.personal(tasks, server), shipped) if tasks else shipped
 
     def personal(self, tasks: Sequence[Task], server: Server) -> list[dict[str, Any]]:
         """Score the models that clients answer with; only a few are in memory at a time."""
-        each = []
+        each: list[dict[str, Any]] = []
+        dropped: list[Dropped] = []
         with self.forgotten(server, test=True):
             for start in range(0, len(tasks), MODELS_AT_ONCE):
                 some = tasks[start : start + MODELS_AT_ONCE]
                 replies = self.engine.perform(some, server.round, server.rounds)
                 self.warn_after(server, replies.dropped)
+                dropped += replies.dropped
                 models = [update.payload.group("model") for update in replies.updates]
                 each += [self.scores(self.engine.evaluate(model)) for model in models]
+        if not each:
+            raise RunStopped(
+                f"round {server.round}: no client's own model can be tested, "
+                f"{first_reason(dropped)}"
+            )
         return each
 
     def scores(self, evaluation: Evaluation) -> dict[str, Any]:
@@ -374,7 +437,8 @@ class Loop:
         method = self.setting.method
         with self.forgotten(server):
             final = drive(method.finalize(state, server), state, self.engine, server, ledger)
-        return dict(method.eval_model(final))
+        with blaming(f"server half, round {server.round}"):
+            return dict(method.eval_model(final))
 
     @contextmanager
     def forgotten(self, server: Server, test: bool = False) -> Iterator[None]:

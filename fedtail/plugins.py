@@ -59,9 +59,16 @@ def _explained(plugin: str) -> Iterator[None]:
         ) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return what an error of someone else's code says, in one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
+def first_line_and_place(error: BaseException) -> str:
+    """Return what an error says, and the file and line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{first_line(error)}{at}"
 
 
 def place(error: Exception, file: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from fedtail import Callback, FedAvg, ModelState, Payload, run
+from fedtail import Callback, FedAvg, ModelState, Payload, RunStopped, run
 from fedtail.engines.crew import Solo
 from fedtail.engines.workplace import Workplace
 from fedtail.forms import Form, like
@@ -104,14 +104,36 @@ def test_a_round_that_is_not_tested_has_no_boxes() -> None:
 
 def test_a_model_that_cannot_be_tested_is_named_and_left_out() -> None:
     watch = Watch()
-    result = run(tiny.experiment(Failing(local=tiny.quick()), rounds=1), callbacks=[watch])
+    chosen = tiny.experiment(Failing(local=tiny.quick()), rounds=1, on_client_error="drop")
+    result = run(chosen, callbacks=[watch])
     assert result.metrics["personal"]["models"] == 4
     assert result.metrics["few"] == 0.0  # the only model that answers class 3 is out
     assert result.metrics["dropped"] == []
-    assert watch.warnings == [
-        "after round 1: client 2 is left out: RuntimeError: gone",
-        "after round 1: client 3 is left out: sent NaN or infinity in model/3.bias",
-    ]
+    first, second = watch.warnings
+    assert first.startswith("after round 1: client 2 is left out: RuntimeError: gone (test_person")
+    assert second == "after round 1: client 3 is left out: sent NaN or infinity in model/3.bias"
+
+
+def test_a_failure_while_they_are_tested_stops_the_run() -> None:
+    with pytest.raises(RuntimeError, match="gone") as caught:
+        run(tiny.experiment(Failing(local=tiny.quick()), rounds=1))
+    assert caught.value.__notes__ == ["raised by the method: client 2, action 'insist', round 1"]
+
+
+class AllFailing(Constant):
+    """No client has what it needs."""
+
+    @action
+    def insist(self, payload: Payload, client: Client) -> Payload:
+        return Payload({"model/3.bias": payload.tensors["model/no such tensor"]})
+
+
+@pytest.mark.parametrize("policy", ["stop", "drop"])
+def test_if_none_of_them_can_be_tested_the_run_stops(policy: str) -> None:
+    # It once ended well, with an accuracy of None.
+    chosen = tiny.experiment(AllFailing(local=tiny.quick()), on_client_error=policy)
+    with pytest.raises(KeyError if policy == "stop" else RunStopped, match="no such tensor"):
+        run(chosen)
 
 
 def test_only_a_few_models_are_in_memory() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -214,6 +216,13 @@ def server(model: SplitModel, clients: int, **fields: Any) -> Server:
         **fields,
     }
     return Server(model=model, **chosen)
+
+
+def line_of(module: ModuleType, text: str) -> int:
+    """Return the number of the line of a module that holds a text."""
+    lines = Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()
+    (number,) = [n for n, line in enumerate(lines, start=1) if text in line]
+    return number
 
 
 def global_streams() -> tuple[str, ...]:

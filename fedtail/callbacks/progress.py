@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -21,11 +22,23 @@ SHOWN = ("accuracy", "many", "medium", "few")
 """The scores that are shown."""
 
 
+class _Shown(logging.Handler):
+    """Hands what is logged to who shows it."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
+
+
 class Progress(Callback):
     """Show the round, the time left, the accuracy (all, many, medium, few) and the traffic.
 
     Where there is no terminal, rounds faster than one a second are thinned out, but the last one
-    is always shown; a warning is shown once.
+    is always shown. A warning is shown once, whether it came as such or through the logger
+    ``fedtail``; while a run is shown, nobody else need print what is logged.
 
     Parameters
     ----------
@@ -46,9 +59,11 @@ class Progress(Callback):
         self._live: Live | None = None
         self._warned: set[str] = set()
         self._pending: str | None = None
+        self._logged = _Shown(self.on_warning)
 
     def on_start(self, info: RunInfo) -> None:
         """Open the display."""
+        logging.getLogger("fedtail").addHandler(self._logged)
         self._info = info
         self._bytes = _bytes_before(info)
         self._started = self._round_at = self._clock()
@@ -84,6 +99,7 @@ class Progress(Callback):
 
     def close(self) -> None:
         """Show what was held back and close the display."""
+        logging.getLogger("fedtail").removeHandler(self._logged)
         if self._live is not None:
             self._live.stop()
             self._live = None

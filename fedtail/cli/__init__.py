@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
 from fedtail.cli.flower import app as flower
 from fedtail.cli.methods import methods
-from fedtail.errors import FedtailError, RunStopped, sentence
+from fedtail.errors import FedtailError, RunStopped, is_wrong_input, sentence
 from fedtail.version import __version__
 
 app = typer.Typer(
@@ -62,8 +63,8 @@ def main() -> None:
     except Exception as error:
         explained = explain(error)
         if explained is None:
-            raise
-        message, code = explained
+            traceback.print_exception(error)
+        message, code = explained or ("", 1)
         if message:
             print(f"error: {message}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
@@ -71,17 +72,20 @@ def main() -> None:
 
 def explain(error: Exception) -> tuple[str, int] | None:
     """Return one sentence and the exit code, or nothing for what is a bug."""
+    if isinstance(error, RunStopped):
+        # What another process raised has its traceback there as a note.
+        return "\n".join([str(error), *getattr(error, "__notes__", ())]), 1
+    if not is_wrong_input(error):
+        return _usage(error)
     match error:
         case FedtailError():
             return str(error), 2
         case ValidationError():
             return sentence(error), 2
-        case RunStopped():
-            return str(error), 1
         case OSError():
             reason = error.strerror or str(error)
             return (f"{error.filename}: {reason}" if error.filename else reason), 2
-    return _usage(error)
+    return None
 
 
 def _usage(error: Exception) -> tuple[str, int] | None:

@@ -114,6 +114,7 @@ FLAGS = {
         "differential privacy of whole clients: the budget of the run (default: none)",
     ),
     "min_clients": Flag("min_clients", int, "N", RUNNING),
+    "on_client_error": Flag("on_client_error", str, "stop|drop", RUNNING),
     "eval_every": Flag("eval_every", int, "N", RUNNING),
 }
 

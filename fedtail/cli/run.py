@@ -13,7 +13,7 @@ from fedtail.cli.options import OUTPUT, RUNNING, Plugins, Words, with_flags
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.engines.wire import unpack_tensors
-from fedtail.errors import FedtailError, RunStopped
+from fedtail.errors import FedtailError, is_wrong_input
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run as run_experiment
@@ -151,8 +151,8 @@ def execute(
     begin = run_experiment if launch is None else launch.run
     try:
         result = begin(experiment, out=folder.path, resume=resume, callbacks=[Progress(console)])
-    except (RunStopped, KeyboardInterrupt) as stop:
-        if folder.experiment.exists():
+    except (Exception, KeyboardInterrupt) as stop:
+        if folder.experiment.exists() and not is_wrong_input(stop):
             _say(f"go on with: fedtail run --resume {folder.path}")
         if isinstance(stop, KeyboardInterrupt):
             raise typer.Exit(130) from None

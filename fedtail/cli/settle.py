@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 
 from rich.console import Console
@@ -13,15 +12,14 @@ from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.loop import run
-from fedtail.plugins import first_line
+from fedtail.plugins import first_line_and_place
 
 
 def reason(error: Exception) -> str:
     """Return why a run failed; for a bug in a method, with its place in the file."""
     if isinstance(error, FedtailError | RunStopped):
         return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{first_line(error)} ({Path(last.filename).name}, line {last.lineno})"
+    return first_line_and_place(error)
 
 
 def settle(experiment: Experiment, path: Path, console: Console) -> History:

@@ -33,6 +33,7 @@ fedtail split --data mine.npz --partition natural --png split.png
     "threads",
     "device",
     "min_clients",
+    "on_client_error",
     "eval_every",
     "per_round",
     "encrypt",

@@ -16,10 +16,11 @@ ClientStates = MutableMapping[ClientId, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Dropped:
-    """A client whose answer could not be used, and why."""
+    """A client whose answer could not be used, and why: it raised, or the answer is refused."""
 
     client: ClientId
     reason: str
+    raised: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class Engine(Protocol):
     states: ClientStates
 
     def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
-        """Have the tasks done; a client that fails is dropped, never the round."""
+        """Have the tasks done; a client whose answer cannot be used is dropped, never the round.
+
+        What a client half raises may end the run instead; it does on the embedded engine, unless
+        it was told to drop such clients, too.
+        """
 
     def after_training(self, round: int, test: bool = False) -> None:
         """Give what follows in this round the same random numbers whenever it is done.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,14 +31,26 @@ class Embedded:
         How many threads each has.
     plugins
         What worker processes import before they start.
+    drop
+        Leave out a client whose half of the method raises, instead of raising it here.
+    seconds
+        How long a worker process may take for one task.
     """
 
     def __init__(
-        self, place: Workplace, workers: int = 0, threads: int = 1, plugins: Sequence[str] = ()
+        self,
+        place: Workplace,
+        workers: int = 0,
+        threads: int = 1,
+        plugins: Sequence[str] = (),
+        drop: bool = False,
+        seconds: float = math.inf,
     ) -> None:
         self.states: ClientStates = {}
         self.place = place
-        self.crew: Crew = Pool(place, workers, threads, plugins) if workers else Solo(place)
+        self.crew: Crew = Solo(place, drop=drop)
+        if workers:
+            self.crew = Pool(place, workers, threads, plugins, drop, seconds)
         self._round = -1
         self._first_turn = 0
         self._turns: Counter[ClientId] = Counter()
@@ -133,7 +146,7 @@ class Embedded:
         failed: list[Dropped],
     ) -> None:
         if done.payload is None:
-            failed.append(Dropped(job.task.client, done.reason))
+            failed.append(Dropped(job.task.client, done.reason, done.error is not None))
         else:
             states[job.task.client] = done.state
             updates.append(Update(job.task.client, done.payload))

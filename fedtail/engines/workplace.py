@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
-from fedtail.forms import Form, Refused, defect
+from fedtail.forms import Form, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
 from fedtail.models.split import SplitModel
@@ -20,6 +20,10 @@ from fedtail.protocol import OPEN_SUM, Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 
 TEST_BATCH = 500
+
+
+class Withheld(FedtailError):
+    """An answer that its client's shield does not let out; the method has not failed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Workplace:
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
         """Do one task for one client; `state` is changed in place."""
         if task.action == OPEN_SUM and self.shield is not None:
-            return self.shield.open_sum(task.payload)
+            with _withholding():
+                return self.shield.open_sum(task.payload)
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         client = Client(
@@ -82,14 +87,18 @@ class Workplace:
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
         with contained(stream, self.device):
-            payload: Payload = getattr(self.method, task.action)(task.payload, client)
+            payload = getattr(self.method, task.action)(task.payload, client)
+        if not isinstance(payload, Payload):
+            kind = type(payload).__name__
+            raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
         if self.shield is None:
             return payload
         # Once it is sealed, nobody can look at it any more.
         reason = defect(payload, self.form(task), len(client.data))
         if reason:
-            raise Refused(reason)
-        return self.shield.close(payload, task.payload, client)
+            raise Withheld(reason)
+        with _withholding():
+            return self.shield.close(payload, task.payload, client)
 
     def form(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
@@ -121,6 +130,15 @@ class Workplace:
         """Return the ranges that the test set is tested in, the same for any number of workers."""
         samples = len(self.federation.dataset.test)
         return [(start, start + TEST_BATCH) for start in range(0, samples, TEST_BATCH)]
+
+
+@contextmanager
+def _withholding() -> Iterator[None]:
+    """Tell what a shield refuses from what a method raises."""
+    try:
+        yield
+    except FedtailError as error:
+        raise Withheld(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -10,12 +10,34 @@ from functools import cache
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, Update
 
 S = TypeVar("S")
 Action = Callable[[Payload, Client], Payload]
 F = TypeVar("F", bound=Callable[..., Payload])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "family": (_is_text, "a text"),
+    "paper": (_is_text, "a text: authors, title, venue"),
+    "needs": (
+        lambda value: isinstance(value, tuple) and all(map(_is_text, value)),
+        "a tuple of texts, such as ('server data',)",
+    ),
+    "traffic": (_is_text, "a text, such as 'none'"),
+    "server_data": (
+        lambda value: value in ("none", "labelled", "unlabelled"),
+        "'none', 'labelled' or 'unlabelled'",
+    ),
+    "pooled": (lambda value: isinstance(value, bool), "True or False"),
+}
+"""What a method's class says of itself, and what each of it has to be."""
 
 
 def action(function: F) -> F:
@@ -53,6 +75,18 @@ class Method(Component, Generic[S]):
     traffic: ClassVar[str] = "none"
     server_data: ClassVar[Literal["none", "labelled", "unlabelled"]] = "none"
     pooled: ClassVar[bool] = False
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Refuse a class that says something of itself in a form that nobody can read."""
+        for name, (is_good, allowed) in ATTRIBUTES.items():
+            where = f"method class '{cls.__name__}'"
+            if name in cls.model_fields:
+                raise FedtailError(f"{where}: '{name}' is of the class: annotate it as a ClassVar")
+            value = getattr(cls, name, None)
+            if not is_good(value):
+                said = f"'{name}' = {value!r} is refused" if hasattr(cls, name) else f"no '{name}'"
+                raise FedtailError(f"{where}: {said}: give {allowed}")
 
     @classmethod
     @cache

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import signal
+import time
+from pathlib import Path
+from typing import Any, cast
 
+import tiny
 import torch
+from torch import Tensor, nn
 
-from fedtail import Client, FedAvg, Payload, action
+from fedtail import Client, FedAvg, FedtailError, Payload, action
 from fedtail.forms import COUNT, Form, Like
 from fedtail.methods import ModelState
 from fedtail.models import SplitModel
@@ -70,8 +75,54 @@ class Poisoned(One):
 
 
 class Dying(FedAvg[ModelState]):
-    """Client 3 ends its process."""
+    """Client 3 is killed, or hangs, the first so many times; a folder keeps how often it was."""
+
+    marks: str = ""
+    times: int = 1
+    hangs: bool = False
 
     def prepare(self, run: Any) -> Any:
-        if run.client.id == 3:
-            os._exit(7)
+        marks = Path(self.marks)
+        if run.client.id == 3 and len(list(marks.iterdir())) < self.times:
+            (marks / str(os.getpid())).touch()
+            if self.hangs:
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mistyped(FedAvg[ModelState]):
+    """Client 2 runs into a typo in its half."""
+
+    def prepare(self, run: Any) -> Any:
+        if run.client.id == 2:
+            return mispelled  # type: ignore[name-defined] # noqa: F821
+        return None
+
+
+class Refusing(FedAvg[ModelState]):
+    """The client half is used wrongly, and says so."""
+
+    def prepare(self, run: Any) -> Any:
+        raise FedtailError("this method needs a linear classifier")
+
+
+class Unsendable(One):
+    """Client 1 sends a scalar that no message can carry."""
+
+    @action
+    def ask(self, payload: Payload, client: Client) -> Payload:
+        odd: Any = object()
+        return Payload({"x": torch.ones(1)}, {"odd": odd} if client.id == 1 else {})
+
+
+class Brittle(nn.Sequential):
+    """A network that cannot be tested."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and len(x) > 2:  # two samples are what every network is tried on
+            raise ArithmeticError("too many")
+        return cast(Tensor, super().forward(x))
+
+
+def brittle_model() -> nn.Module:
+    return Brittle(*tiny.plain_model().children())

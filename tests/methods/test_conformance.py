@@ -22,7 +22,7 @@ import torch
 from method_needs import MODELS, make_experiment, make_method, make_model, needs
 from pydantic import BaseModel, ValidationError
 
-from fedtail import FedtailError, Method, run
+from fedtail import FedtailError, Method, RunStopped, run
 from fedtail.callbacks import Callback, Record
 from fedtail.config import Config
 from fedtail.engines.crew import Done, Job, Solo
@@ -171,13 +171,17 @@ def test_a_resumed_run_gives_the_same_bits(name: str, done: int, tmp_path: Path)
 @pytest.mark.parametrize("model", ["plain", "with BatchNorm"])
 def test_a_client_that_is_dropped_does_not_break_the_round(name: str, model: str) -> None:
     chosen = make_experiment(name, model, per_round=6)
+    others = len(prepare(chosen).federation) - 1
+    if not others:  # one holds everything, and nobody else can answer
+        with pytest.raises(RunStopped, match="no valid update in 3 rounds"):
+            tiny.run_with(chosen, lambda place: Spoiler(place, lost))
+        return
     poisoned = tiny.run_with(chosen, lambda place: Spoiler(place, with_nan))
     silent = tiny.run_with(chosen, lambda place: Spoiler(place, lost))
-    others = len(prepare(chosen).federation) - 1  # none where one holds everything
     for record in poisoned.history:
         assert {d["client"] for d in record["dropped"]} == {0}
         assert 0 not in record["clients"]
-        assert len(record["clients"]) >= min(4, others)
+        assert len(record["clients"]) >= 4
     assert all(bool(torch.isfinite(t).all()) for t in poisoned.tensors.values())
     # Why an answer cannot be used makes no difference.
     assert poisoned.digest == silent.digest

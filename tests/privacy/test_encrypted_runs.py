@@ -21,10 +21,13 @@ from fedtail import (
     GBMEp,
     Method,
     RedGrape,
+    RunStopped,
     run,
 )
 from fedtail.engines.crew import Crew, Done, Job, Solo
 from fedtail.engines.workplace import Workplace
+from fedtail.forms import Form, Like
+from fedtail.models import SplitModel
 from fedtail.privacy.ckks import make_keys
 from fedtail.privacy.shield import Shield
 from fedtail.protocol import OPEN_SUM, Payload
@@ -222,42 +225,45 @@ def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
     assert far(found, run(experiment)) < 1e-4
 
 
-def test_if_nobody_can_decrypt_the_model_stays_and_the_reason_is_said(keys: Path) -> None:
+def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
     class Keyless(Solo):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             if jobs[0].task.action == OPEN_SUM:
                 return [Done(None, job.state, "has lost the key") for job in jobs]
             return super().perform(jobs)
 
-    (record,) = summed(tiny.experiment(rounds=1), keys, Keyless).history
-    assert record["clients"] == []
-    assert "no client could decrypt the sum (has lost the key)" in record["dropped"][0]["reason"]
+    said = r"no valid update .*no client could decrypt the sum \(has lost the key\)"
+    with pytest.raises(RunStopped, match=said):
+        summed(tiny.experiment(rounds=1), keys, Keyless)
 
 
-def test_a_sum_over_one_client_is_not_opened(keys: Path) -> None:
+def test_a_sum_over_one_client_is_not_opened(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Deserted(Solo):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             assert all(job.task.action != OPEN_SUM for job in jobs)
             done = super().perform(jobs)
             return [done[0], *(Done(None, job.state, "gone") for job in jobs[1:])]
 
-    (record,) = summed(tiny.experiment(rounds=1), keys, Deserted).history
-    assert record["clients"] == []
-    assert any("fewer than two clients" in d["reason"] for d in record["dropped"])
+    with pytest.raises(RunStopped, match="no valid update in 1 round"):
+        summed(tiny.experiment(rounds=1), keys, Deserted)
+    assert "a sum over fewer than two clients would show one client's update" in caplog.text
 
 
 def test_a_client_that_sends_nan_is_left_out(keys: Path) -> None:
     method: FedAvg[Any] = FedAvg(local=tiny.quick(lr=1e30, epochs=5))
-    (record,) = summed(tiny.experiment(method, rounds=1), keys).history
-    assert any("sent NaN or infinity in model/" in d["reason"] for d in record["dropped"])
+    with pytest.raises(RunStopped, match="sent NaN or infinity in model/"):
+        summed(tiny.experiment(method, rounds=1), keys)
 
 
 class Chatty(FedAvg[Any]):
-    """Sends what it does not declare."""
+    """Sends what it does not declare to be summed."""
 
     def reply(self, run: Any) -> Payload:
         sent = super().reply(run)
         return Payload({**sent.tensors, "extra/w": torch.ones(1)}, sent.scalars, sent.summable)
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return super().train_form(task, model, classes).group("extra", {"w": Like((1,))})
 
     def not_a_sum(self) -> str:
         return ""

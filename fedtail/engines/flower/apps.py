@@ -30,6 +30,18 @@ from fedtail.loop import Loop, own_callbacks
 from fedtail.plugins import load_plugins
 from fedtail.setting import Setting, prepare
 
+
+class Warnings(Callback):
+    """Writes down warnings for the launcher, which shows them."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def on_warning(self, message: str) -> None:
+        """Write it down."""
+        self.desk.warn(message)
+
+
 server_app = ServerApp()
 client_app = ClientApp()
 
@@ -49,7 +61,7 @@ def run_loop(grid: Grid, folder: RunFolder, desk: Desk, config: Any) -> None:
     setting = described(str(folder.experiment))
     experiment = setting.experiment
     with numerics(experiment.threads), ExitStack() as stack:
-        watchers: list[Callback] = own_callbacks(experiment, folder)
+        watchers: list[Callback] = [Warnings(desk), *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
         roster = Roster(grid, int(config["nodes"]), float(config["join"]), warn=desk.warn)

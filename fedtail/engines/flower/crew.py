@@ -24,6 +24,7 @@ from fedtail.engines.flower.bridge import to_records, wire_bytes
 from fedtail.engines.flower.post import Answer, NodeId, ask
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.workplace import Workplace
+from fedtail.errors import ClientFailed
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Payload, Tensors
 
@@ -158,7 +159,8 @@ class FlowerCrew:
         if not reason and (len(outcomes) != len(held) or good != len(answer.payloads)):
             reason = "its node sent another number of answers than it was given tasks"
         if reason:
-            yield from (Done(None, job.state, reason) for _, job in held)
+            error = ClientFailed(reason) if answer.raised else None
+            yield from (Done(None, job.state, reason, error) for _, job in held)
             return
         payloads = iter(answer.payloads)
         for (_, job), outcome in zip(held, outcomes, strict=True):
@@ -169,9 +171,11 @@ class FlowerCrew:
         """Return what came of one job; the client must have kept the version it was told to."""
         client = job.task.client
         if payload is None:
+            reason = str(outcome.get("reason", "it gave no reason"))
             if outcome.get("lost"):
                 self.lost[client] = version(job.state)
-            return Done(None, job.state, str(outcome.get("reason", "it gave no reason")))
+                return Done(None, job.state, reason)
+            return Done(None, job.state, reason, ClientFailed(reason))
         kept = outcome["version"]
         if kept not in (0, self.ordered[client]):
             return Done(None, job.state, f"kept version {kept}, not {self.ordered[client]}")

@@ -12,7 +12,8 @@ class Flower(Embedded):
 
     Turns, random streams, the refusal of bad updates and the order of good ones are those of the
     embedded engine, so the bits are, too. A client's state stays on its machine; what stands in
-    `states` and in checkpoints is the number of its version.
+    `states` and in checkpoints is the number of its version. A client that raises is left out:
+    one machine of many must not end the run.
     """
 
     crew: FlowerCrew

@@ -222,7 +222,10 @@ def judge(said: dict[str, Any]) -> None:
     if said["ended"] == "FedtailError":
         raise FedtailError(said["reason"])
     if said["ended"] != "well":
-        raise RunStopped(said["reason"].strip().splitlines()[-1])
+        error = RunStopped(said["reason"])
+        if "trace" in said:
+            error.add_note(f"In the server app:\n{said['trace']}")
+        raise error
 
 
 def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) -> Result:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.files import make_folder, write_atomic
+from fedtail.plugins import first_line_and_place
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Desk:
             self._say(ended=type(error).__name__, reason=str(error))
             raise
         except BaseException as error:
-            self._say(ended="bug", reason="".join(traceback.format_exception(error)))
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            self._say(ended="bug", reason=first_line_and_place(error), trace=trace)
             raise
         self._say(ended="well")
 

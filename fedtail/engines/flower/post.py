@@ -29,6 +29,8 @@ WORDS = {
     7: "its node refused the app (see its SuperNode's log)",
     8: "its client app was killed",
 }
+RAISED = (1, 2)
+"""Those of them that say that code of the client raised something."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,18 @@ class Answer:
     """What came from one node: payloads and notes, or the reason why not.
 
     An answer without notes is not the client's own: it did not answer, or could not be understood.
+
+    Attributes
+    ----------
+    raised
+        Whether the reason is that code of the client raised something.
     """
 
     payloads: list[Payload]
     notes: dict[str, Any]
     wire: int = 0
     reason: str = ""
+    raised: bool = False
 
 
 def ask(
@@ -91,13 +99,14 @@ def ask(
 def read(reply: Message) -> Answer:
     """Return what a reply says; an error of Flower's becomes a reason."""
     if reply.has_error():
-        return failed(explained(reply.error.code))
+        code = reply.error.code
+        return Answer([], {}, reason=explained(code), raised=code in RAISED)
     try:
         payloads, notes = from_records(reply.content)
     except FedtailError as error:
         return failed(str(error))
     if notes.get("kind") == "failed":
-        return Answer([], notes, reason=str(notes["reason"]))
+        return Answer([], notes, reason=str(notes["reason"]), raised=True)
     return Answer(payloads, notes, wire_bytes(reply.content))
 
 

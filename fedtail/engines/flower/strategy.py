@@ -7,6 +7,7 @@ that the method ships, under the names of the user's own network.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,10 +24,12 @@ from fedtail.engines.flower.own import ModelMaker, networks
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.workplace import Workplace, numerics
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.loop import Ledger, drive
+from fedtail.loop import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
+
+logger = logging.getLogger("fedtail")
 
 
 def as_strategy(
@@ -92,6 +95,7 @@ class MethodStrategy(FedAvg):
         self.state: Any = None
         self.rounds, self.timeout = 1, 3600.0
         self._engine: Flower | None = None
+        self._empty: list[bool] = []
 
     def start(
         self,
@@ -106,6 +110,7 @@ class MethodStrategy(FedAvg):
         """Run all rounds, as Flower does; schedules of the method learn how many there are."""
         self.rounds, self.timeout = num_rounds, timeout
         self._engine = None
+        self._empty = []
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -124,6 +129,8 @@ class MethodStrategy(FedAvg):
         """Hold the exchanges of the round and return the model that the method ships."""
         server, ledger = self._server(server_round), Ledger()
         self.state = self._drive(self.method.round(self.state, server), server, ledger)
+        self._empty.append(ledger.kept)
+        stop_if_empty(self._empty, server_round == self.rounds, ledger.dropped)
         states = dict(self.engine.states)
         self.engine.after_training(server_round)
         final = self._drive(self.method.finalize(self.state, server), server, Ledger())
@@ -186,11 +193,15 @@ class MethodStrategy(FedAvg):
         self.state = self.method.init(self.trained, server)
         self.state = self._drive(self.method.setup(self.state, server), server, ledger)
         if ledger.kept:
-            raise RunStopped("no client answered the preliminary exchange")
+            said = first_reason(ledger.dropped)
+            raise RunStopped(f"no client answered the preliminary exchange ({said})")
 
     def _drive(self, exchange: Any, server: Server, ledger: Ledger) -> Any:
         with numerics(self.threads):
-            return drive(exchange, self.state, self.engine, server, ledger)
+            state = drive(exchange, self.state, self.engine, server, ledger)
+        for d in ledger.dropped:
+            logger.warning("round %s: client %s is left out: %s", server.round, d.client, d.reason)
+        return state
 
     def _place(self) -> Workplace:
         """Return a place without data: nothing is tested here."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from fedtail.callbacks import Callback, read_records
 from fedtail.engines.flower.outcome import Desk
 from fedtail.folder import RunFolder
+
+logger = logging.getLogger("fedtail")
 
 
 class Watch:
@@ -49,5 +52,6 @@ class Watch:
         for message in messages:
             if message not in self._warned:
                 self._warned.add(message)
+                logger.warning("%s", message)
                 for callback in self.callbacks:
                     callback.on_warning(message)

@@ -69,6 +69,16 @@ class Counting(FedAvg[ModelState]):
         return Form()
 
 
+class Ill(FedAvg[ModelState]):
+    """Some clients cannot train."""
+
+    ill: tuple[int, ...] = ()
+
+    def prepare(self, run: Any) -> Any:
+        if run.client.id in self.ill:
+            raise ValueError("patient 0815 is ill")
+
+
 def made(**fields: Any) -> local_federation.Federation:
     return local_federation.federation(tiny.experiment(Counting()), **fields)
 
@@ -195,6 +205,23 @@ def test_the_text_of_an_exception_stays_with_the_client(
     assert counts(replies) == {0: 1}
 
 
+def test_a_client_that_raises_is_left_out_and_if_all_do_the_run_stops() -> None:
+    one = local_federation.federation(tiny.experiment(Ill(local=tiny.quick(), ill=(4,)), rounds=2))
+    dropped = [d for record in one.run().history for d in record["dropped"]]
+    assert {d["client"] for d in dropped} == {4}
+    everyone = local_federation.federation(tiny.experiment(Ill(local=tiny.quick(), ill=range(6))))
+    said = r"round 1: every client failed, the first, client \d: ValueError \(test_flower_engine.py"
+    with pytest.raises(RunStopped, match=said):
+        everyone.run()
+
+
+def test_three_rounds_without_any_node_stop_the_run() -> None:
+    on = local_federation.federation(tiny.experiment(rounds=9))
+    on.grid.offline = {100, 101, 102}
+    with pytest.raises(RunStopped, match=r"up to round 3 .*: its node is offline"):
+        on.run()
+
+
 def test_an_exception_outside_of_fedtail_is_not_repeated_either() -> None:
     on = made()
 
@@ -207,7 +234,7 @@ def test_an_exception_outside_of_fedtail_is_not_repeated_either() -> None:
     on.grid.app.train()(broken)
     (dropped,) = engine.perform(ask(1), 2, 3).dropped
     assert dropped == Dropped(
-        1, "its client app failed outside of fedtail (see its SuperNode's log)"
+        1, "its client app failed outside of fedtail (see its SuperNode's log)", raised=True
     )
 
 

@@ -83,7 +83,7 @@ def test_samples_are_held_against_what_the_node_announced(tmp_path: Path) -> Non
     # Client 1 has five samples. The server sees no data: it knows this from the node's first word.
     Method.registry.add("boastful", cast(Any, Boastful))
     Boastful.name = "boastful"
-    result = served(Boastful(local=tiny.quick()), tmp_path / "run", **{"per-round": 6})
+    result = served(Boastful(local=tiny.quick()), tmp_path / "run", (), **{"per-round": 6})
     for record in result.history:
         assert record["dropped"] == [{"client": 1, "reason": "sent samples = 6, not from 0 to 5"}]
         assert record["clients"] == [0, 2, 3, 4, 5]

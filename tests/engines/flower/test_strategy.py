@@ -16,7 +16,7 @@ from local_grid import LocalGrid
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedtail import BalanceFL, CReFF, FedAvg, FedtailError, Method, RedGrape, run
+from fedtail import BalanceFL, CReFF, FedAvg, FedtailError, Method, RedGrape, RunStopped, run
 from fedtail.engines.flower import as_strategy, client_app, handle
 from fedtail.engines.flower.own import tensors_of
 from fedtail.setting import Setting, prepare
@@ -153,9 +153,18 @@ def test_a_message_cannot_name_what_is_not_a_method() -> None:
     strategy.configure_train(1, initial(), ConfigRecord(), grid)
     crew = strategy.engine.crew
     crew.terms = type(crew.terms)(run="", method={"name": "os.system"}, more=crew.terms.more)
-    _, metrics = strategy.aggregate_train(1, [])
-    assert metrics is not None
-    assert (metrics["clients"], metrics["dropped"]) == (0, 6)
+    with pytest.raises(RunStopped, match="round 1: every client failed, the first, client 0: Fedt"):
+        strategy.aggregate_train(1, [])
+
+
+def test_three_rounds_without_an_update_stop_it(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = as_strategy(
+        FedAvg(local=tiny.quick(lr=1e30, epochs=5)), model=tiny.norm_model, clients=6
+    )
+    grid = LocalGrid(client_app(tiny.norm_model, local_data, device="cpu"), 6)
+    with pytest.raises(RunStopped, match="no valid update in 3 rounds, up to round 3"):
+        strategy.start(grid, initial(), num_rounds=5)
+    assert "round 1: client 0 is left out: sent NaN or infinity in model/" in caplog.text
 
 
 def test_a_network_of_any_kind(tmp_path: Any) -> None:

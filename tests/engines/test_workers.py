@@ -1,0 +1,112 @@
+"""Worker processes that fail, die or hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import odd_methods
+import pytest
+import tiny
+
+from fedtail import FedAvg, FedtailError, RunStopped, run
+from fedtail.engines import Dropped, Embedded
+from fedtail.engines.crew import RESTARTS
+from fedtail.errors import ClientFailed
+from fedtail.protocol import Payload, Task, grouped
+from fedtail.setting import prepare
+
+QUICK = {"local": tiny.quick()}
+
+
+def chosen(method: Any, **fields: Any) -> Any:
+    return tiny.experiment(method, **{"workers": 1, "per_round": 6, "rounds": 1, **fields})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_traceback_of_a_worker_arrives() -> None:
+    line = tiny.line_of(odd_methods, "return mispelled")
+    with pytest.raises(ClientFailed) as caught:
+        run(chosen(odd_methods.Mistyped(**QUICK)))
+    assert str(caught.value) == (
+        f"NameError: name 'mispelled' is not defined (odd_methods.py, line {line}): "
+        "client 2, action 'train', round 1"
+    )
+    (note,) = caught.value.__notes__
+    assert f'odd_methods.py", line {line}, in prepare' in note
+    assert note.startswith("In a worker process:\nTraceback (most recent call last):")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_wrong_use_is_one_sentence_and_a_drop_is_as_in_one_process() -> None:
+    place = prepare(chosen(odd_methods.Refusing(**QUICK))).workplace()
+    tasks = [Task(client, "ask", Payload()) for client in range(3)]
+    pool = Embedded(place, 1)
+    try:
+        train = [Task(0, "train", Payload(grouped("model", place.model.tensors())))]
+        with pytest.raises(FedtailError, match=r"^this method needs a linear classifier\n"):
+            pool.perform(train, 1, 1)
+    finally:
+        pool.close()
+    for method, reason in (
+        (odd_methods.Unsendable(), "sent what no message can carry (TypeError: Object of type "),
+        (odd_methods.Raising(), "ValueError: out of luck (odd_methods.py, line "),
+    ):
+        pool = Embedded(prepare(chosen(method)).workplace(), 1, drop=True)
+        try:
+            (dropped,) = pool.perform(tasks, 2, 2).dropped
+        finally:
+            pool.close()
+        assert isinstance(dropped, Dropped)
+        assert (dropped.client, dropped.raised) == (1, isinstance(method, odd_methods.Raising))
+        assert dropped.reason.startswith(reason)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_dies_is_started_again_and_the_bits_are_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert RESTARTS == 1
+    method = odd_methods.Dying(marks=str(tmp_path), **QUICK)
+    result = run(chosen(method, rounds=2))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert result.digest == run(chosen(FedAvg(**QUICK), workers=0, rounds=2)).digest
+    assert caplog.messages == [
+        "a worker process ended with exit code -9 (-9 often means that memory ran out: use fewer "
+        "--workers): client 3, action 'train', round 1; it is started again, and does this once "
+        "more"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_second_death_stops_the_run(tmp_path: Path) -> None:
+    method = odd_methods.Dying(marks=str(tmp_path), times=2, **QUICK)
+    said = "a worker process ended with exit code -9 .* client 3, .*one was started again before"
+    with pytest.raises(RunStopped, match=said):
+        run(chosen(method))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_that_hangs_counts_as_dead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = odd_methods.Dying(marks=str(tmp_path), hangs=True, **QUICK)
+    result = run(chosen(method, task_seconds=10))
+    assert result.digest == run(chosen(FedAvg(**QUICK), workers=0)).digest
+    assert "a worker process took longer than task_seconds = 10: client 3, action 'train'" in (
+        caplog.text
+    )
+    with pytest.raises(RunStopped, match="took longer than task_seconds = 10: client 3"):
+        (tmp_path / "twice").mkdir()
+        run(chosen(method.but(marks=str(tmp_path / "twice"), times=2), task_seconds=10))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_network_that_fails_in_the_test_is_told_with_its_place() -> None:
+    with pytest.raises(ClientFailed, match=r"ArithmeticError: too many \(odd_methods.py, line"):
+        run(chosen(FedAvg(**QUICK), model=odd_methods.brittle_model))
