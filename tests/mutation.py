@@ -15,13 +15,15 @@ the reason; another one is an error (exit code 1).
 from __future__ import annotations
 
 import argparse
+import ast
 import gc
 import hashlib
+import io
 import json
 import os
 import re
 import resource
-import signal
+import shutil
 import sys
 import tempfile
 import time
@@ -29,6 +31,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
@@ -43,6 +46,8 @@ ACCEPTED = Path(__file__).with_name("mutation_survivors.toml")
 SUITES = ("test_conformance", "test_loss_conformance", "test_loss_compositions", "test_sums")
 # What a mutant may take: a loop without end is noticed like a wrong number.
 CPU_SECONDS, BYTES = 60, 8 << 30
+
+PROGRESS = os.dup(2)
 
 Function = tuple[str, str]  # file and qualified name
 
@@ -96,17 +101,15 @@ class Coverage:
     Attributes
     ----------
     entered
-        For each test, by its number, the functions.
+        The functions that the running test has entered.
     lines
         For each file, the function that a line is in.
     """
 
-    entered: list[set[Function]] = field(default_factory=list)
+    entered: set[Function] = field(default_factory=set)
     lines: dict[str, dict[int, Function]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        import ast
-
         for file in sources():
             path = ROOT / "fedtail" / file
             inside = self.lines[str(path)] = {}
@@ -117,8 +120,7 @@ class Coverage:
 
     def tracer(self) -> Callable[[FrameType, str, Any], None]:
         """Return what Python calls whenever a function is entered."""
-        here: set[Function] = set()
-        self.entered.append(here)
+        here = self.entered = set()
 
         def enter(frame: FrameType, event: str, argument: Any) -> None:
             inside = self.lines.get(frame.f_code.co_filename)
@@ -148,17 +150,19 @@ class Mutation:
         live, users = live_functions(), importers()
         files = {mutant.file for mutant in self.todo}
         session.items = [i for i in session.items if any(matters(i, f, users[f]) for f in files)]
-        entered = self.learn(session)
+        entered, seconds = self.learn(session)
+        gc.freeze()  # a collection in a child would copy what it shares with this process
         began, waiting = time.monotonic(), dict[int, tuple[Mutant, float, str]]()
         for number, mutant in enumerate(self.todo):
             if mutant.key in self.found:
                 continue
             function = mutant.file, mutant.function
-            those = [
-                item
-                for item, seen in zip(session.items, entered, strict=True)
-                if function in seen and matters(item, mutant.file, users[mutant.file])
-            ]
+            # Which comes first changes the time and nothing else.
+            those = sorted(
+                (item for item in session.items if function in entered[item.nodeid]),
+                key=lambda item: seconds[item.nodeid],
+            )
+            those = [i for i in those if matters(i, mutant.file, users[mutant.file])]
             if not live[function]:
                 raise LookupError(f"{mutant.function} of {mutant.file} is not in memory")
             while len(waiting) >= self.jobs:
@@ -166,7 +170,7 @@ class Mutation:
             folder = tempfile.mkdtemp()
             child = os.fork()
             if not child:
-                alone(lambda: attempt(session, mutant, live[function], those), folder)
+                alone(partial(attempt, session, mutant, live[function], those), folder)
             waiting[child] = mutant, time.monotonic(), folder
             if number % 50 == 0:
                 say(f"{number} of {len(self.todo)}, {time.monotonic() - began:.0f} s")
@@ -174,8 +178,8 @@ class Mutation:
             self.wait(waiting)
         return True
 
-    def learn(self, session: pytest.Session) -> list[set[Function]]:
-        """Run all tests as they are, and return which function each enters."""
+    def learn(self, session: pytest.Session) -> tuple[dict[str, set[Function]], dict[str, float]]:
+        """Run all tests as they are, and return what each enters, and how long it takes."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             note = Path(folder, "entered.json")
@@ -185,9 +189,10 @@ class Mutation:
             status = os.waitpid(child, 0)[1]
             if os.waitstatus_to_exitcode(status):
                 pytest.exit("the tests fail without any change", 2)
-            entered = [{(a, b) for a, b in each} for each in json.loads(note.read_text())]
-        say(f"{len(entered)} tests pass unchanged, {time.monotonic() - began:.0f} s")
-        return entered
+            rows = json.loads(note.read_text())
+        say(f"{len(rows)} tests pass unchanged, {time.monotonic() - began:.0f} s")
+        entered = {item: {(file, name) for file, name in each} for item, each, _ in rows}
+        return entered, {item: took for item, _, took in rows}
 
     def wait(self, waiting: dict[int, tuple[Mutant, float, str]]) -> None:
         """Take the next result."""
@@ -195,7 +200,7 @@ class Mutation:
         mutant, began, folder = waiting.pop(child)
         code = os.waitstatus_to_exitcode(status)
         survived = self.found[mutant.key] = code == 0
-        remove(Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
         if survived:
             say(f"survives: {mutant.file}:{mutant.line} {mutant.key.partition('::')[2]}")
         if self.log is not None:
@@ -204,15 +209,9 @@ class Mutation:
                 file.write(json.dumps(row) + "\n")
 
 
-def remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def say(line: str) -> None:
-    """Write past pytest's capture."""
-    sys.__stdout__ and print(line, file=sys.__stderr__, flush=True)
+    """Write a line of progress past pytest's capture."""
+    os.write(PROGRESS, f"{line}\n".encode())
 
 
 def matters(item: pytest.Item, file: str, users: set[str]) -> bool:
@@ -253,11 +252,14 @@ def attempt(
 
 def trace(session: pytest.Session, note: Path) -> int:
     """Run every test, and write down which functions each enters."""
-    coverage = Coverage()
+    coverage, rows, began = Coverage(), [], time.process_time()
     for item in outcomes(session, session.items, coverage):
         if session.testsfailed:
             say(f"fails: {item.nodeid}")
-    note.write_text(json.dumps([sorted(each) for each in coverage.entered]))
+        now = time.process_time()
+        rows.append([item.nodeid, sorted(coverage.entered), now - began])
+        began = now
+    note.write_text(json.dumps(rows))
     return int(session.testsfailed > 0)
 
 
@@ -267,7 +269,7 @@ def outcomes(
     """Run tests until one fails."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        reporter._tw._file = Path(os.devnull).open("w", encoding="utf-8")
+        reporter._tw._file = io.StringIO()
     for item, following in zip(items, [*items[1:], None], strict=True):
         if coverage is not None:
             sys.settrace(coverage.tracer())
@@ -289,7 +291,6 @@ def main() -> int:
     torch.set_num_threads(1)
     if Path(fedtail.__file__).parent != ROOT / "fedtail":
         sys.exit(f"this is {ROOT}, but Python imports {fedtail.__file__}: set PYTHONPATH")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     run = Mutation(chosen(options.names, options.sample), options.jobs, options.log)
     if options.log is not None and options.log.exists():
         rows = [json.loads(line) for line in options.log.read_text().splitlines()]

@@ -133,7 +133,6 @@ class TestLoss:
         assert float(found[-1]) == pytest.approx(expected, rel=1e-6)
         assert found[:-1].tolist() == pytest.approx([0.0] * 4, abs=1e-7)
 
-
     @pytest.mark.parametrize("part", ["inherit", "smooth"])
     def test_only_cross_entropy_sees_the_noise(self, part: str) -> None:
         # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the first normal number, and the

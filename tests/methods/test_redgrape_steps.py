@@ -36,7 +36,7 @@ def test_the_extra_step_follows_the_schedule_of_the_rate() -> None:
 
 
 def mirrored() -> Federation:
-    """Return one client with 16 images (0, 1) of each of two classes; half are flipped to (1, 0)."""
+    """Return a client with 16 images (0, 1) of each of two classes; about half become (1, 0)."""
     x = torch.tensor([0, 255], dtype=torch.uint8).expand(32, 1, 1, 2)
     samples = Samples(x.clone(), torch.arange(2).repeat_interleave(16))
     parts = [torch.arange(32).numpy()]
