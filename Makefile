@@ -31,6 +31,7 @@ test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under ten minutes
 test-slow: $(STAMP)  ## the heavier tests too
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/mutation.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -56,7 +56,8 @@ class Ensemble(SplitModel):
                 )
         super().__init__(
             EnsembleNet(member.module for member in members),
-            f"members.{count - 1}.{model.classifier_name}",
+            # A bare layer is its own classifier, and has no name.
+            f"members.{count - 1}.{model.classifier_name}".rstrip("."),
         )
         # In a list: as attributes they would be registered a second time.
         self._members = members

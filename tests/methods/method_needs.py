@@ -17,12 +17,23 @@ from fedtail import Experiment, Method
 
 Models = Mapping[str, Callable[[], nn.Module]]
 
+VECTOR = (6,)
+
+
+def bare_model() -> nn.Module:
+    """A classifier and nothing before it."""
+    return nn.Linear(*VECTOR, tiny.CLASSES)
+
+
+BARE = "bare linear"
 MODELS: Models = {
     "plain": tiny.plain_model,
     "without bias": tiny.unbiased_model,
     "with BatchNorm": tiny.norm_model,
     "with BatchNorm and dropout": tiny.dropout_model,
+    BARE: bare_model,
 }
+NO_TRUNK = "a Linear cannot be split into trunk and experts: give an nn.Sequential"
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class Needs:
         Fields of the experiment, such as ``server_per_class``.
     models
         Models by the names of `MODELS`, for methods that cannot train those.
+    refuses
+        Models that the method cannot train, and the sentence that it says so with.
+    personal
+        Whether its clients have models of their own to be tested.
     ships_own_model
         Whether what is shipped has the names of the user's own module.
     file
@@ -46,6 +61,8 @@ class Needs:
     method: Mapping[str, Any] = field(default_factory=dict)
     experiment: Mapping[str, Any] = field(default_factory=dict)
     models: Models = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    personal: bool = False
     ships_own_model: bool = True
     file: str = ""
 
@@ -53,9 +70,14 @@ class Needs:
 NEEDS: dict[str, Needs] = {
     "centralised-bsm": Needs(file="centralised"),
     "creff": Needs(method={"features": 5, "match_steps": 5, "head_epochs": 5}),
-    "gbme": Needs(ships_own_model=False),
-    "gbme-p": Needs(ships_own_model=False),
-    "ride": Needs(ships_own_model=False),
+    "fedalign": Needs(
+        refuses={BARE: "no block with weights before its classifier '' that could be slimmed"}
+    ),
+    "gbme": Needs(ships_own_model=False, refuses={BARE: NO_TRUNK}),
+    "gbme-p": Needs(ships_own_model=False, refuses={BARE: NO_TRUNK}),
+    "ride": Needs(ships_own_model=False, refuses={BARE: NO_TRUNK}),
+    "local-only": Needs(personal=True),
+    "per-fedavg": Needs(personal=True),
     "ldam": Needs(ships_own_model=False),
     # Eight samples of a class are more than any tiny client has.
     "redgrape": Needs(method={"per_class": 2}),
@@ -91,7 +113,12 @@ def make_model(name: str, model: str) -> Callable[[], nn.Module]:
     return {**MODELS, **needs(name).models}[model]
 
 
+def input_shape(model: str) -> tuple[int, ...]:
+    """Return the shape of one input of a model of that kind."""
+    return VECTOR if model == BARE else tiny.IMAGE
+
+
 def make_experiment(name: str, model: str = "plain", **fields: Any) -> Experiment:
     """Return three rounds of a method on the tiny federation."""
-    chosen = {**needs(name).experiment, **fields}
+    chosen = {"data": tiny.source(input_shape(model)), **needs(name).experiment, **fields}
     return tiny.experiment(make_method(name), make_model(name, model), **chosen)

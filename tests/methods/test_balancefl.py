@@ -133,6 +133,24 @@ class TestLoss:
         assert float(found[-1]) == pytest.approx(expected, rel=1e-6)
         assert found[:-1].tolist() == pytest.approx([0.0] * 4, abs=1e-7)
 
+    @pytest.mark.parametrize("part", ["inherit", "smooth"])
+    def test_only_cross_entropy_sees_the_noise(self, part: str) -> None:
+        # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the first normal number, and the
+        # logits z become (1 + 3 n) z. KI and Smooth are those of the clean z, as above.
+        method = BalanceFL.model_validate({"lambda1": 0.1, **OFF, part: True})
+        data = tiny.federation([[1.0]] * 2, [0, 1], [range(2)], classes=4)
+        local = started(method, logits_of(Z), data)
+        stream, again = (torch.Generator().manual_seed(5) for _ in range(2))
+        local.aux = Lesson(local.aux.teacher, torch.tensor([[3.0]]), torch.ones(4), stream)
+        x, y = data.client(0).batch(torch.tensor([0]))
+        found = float(method.batch_loss(local, x, y).detach())
+        spread = (1 + 3 * torch.randn(1, 1, generator=again)) * torch.tensor(Z)
+        if part == "inherit":
+            expected = -float(spread[0, :2].log_softmax(dim=0)[0]) - term(3 / 4, 1 / 4)
+        else:
+            expected = -float(spread[0].log_softmax(dim=0)[0]) + 0.1 * term(3 / 4, 1 / 4)
+        assert found == pytest.approx(expected, rel=1e-5)
+
 
 class TestInheritance:
     @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])

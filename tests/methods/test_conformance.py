@@ -8,6 +8,7 @@ has, a client with one class and one with a single sample.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import annotated_types
 import pytest
 import tiny
 import torch
-from method_needs import MODELS, make_experiment, make_method, make_model, needs
+from method_needs import MODELS, input_shape, make_experiment, make_method, make_model, needs
 from pydantic import BaseModel, ValidationError
 
 from fedtail import FedtailError, Method, RunStopped, run
@@ -38,7 +39,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 
 every_method = pytest.mark.parametrize("name", NAMES)
-every_model = pytest.mark.parametrize("model", list(MODELS))
+REFUSED = [(n, m, sentence) for n in NAMES for m, sentence in needs(n).refuses.items()]
+PAIRS = [(n, m) for n in NAMES for m in MODELS if m not in needs(n).refuses]
+every_method_and_model = pytest.mark.parametrize(("name", "model"), PAIRS)
 
 
 @cache
@@ -112,8 +115,7 @@ def lost(done: Done) -> Done:
     return Done(None, done.state, "lost")
 
 
-@every_method
-@every_model
+@every_method_and_model
 def test_a_run_comes_to_its_end(name: str, model: str) -> None:
     result = reference(name, model)
     assert len(result.history) == 3
@@ -121,6 +123,22 @@ def test_a_run_comes_to_its_end(name: str, model: str) -> None:
     assert all(bool(torch.isfinite(t).all()) for t in result.tensors.values())
     assert result.metrics["per_class"] is not None
     assert len(result.metrics["per_class"]) == tiny.CLASSES
+
+
+@pytest.mark.parametrize(("name", "model", "sentence"), REFUSED)
+def test_a_model_that_cannot_be_trained_is_refused(name: str, model: str, sentence: str) -> None:
+    with pytest.raises(FedtailError, match=re.escape(sentence)):
+        run(make_experiment(name, model))
+
+
+@every_method
+def test_clients_own_models_are_tested_where_there_are_any(name: str) -> None:
+    # All six clients have one, also those that no round has asked for; nobody has class 3.
+    for record in reference(name, "with BatchNorm").history:
+        assert ("personal" in record) == needs(name).personal
+        if needs(name).personal:
+            assert record["personal"]["models"] == len(tiny.COUNTS)
+            assert 0 < record["accuracy"] < 1
 
 
 @every_method
@@ -135,8 +153,7 @@ def test_another_seed_gives_others(name: str) -> None:
     assert run(make_experiment(name, seed=1)).digest != reference(name, "plain").digest
 
 
-@every_method
-@every_model
+@every_method_and_model
 def test_separate_hands_give_the_same_bits(name: str, model: str) -> None:
     # Two copies of the workplace, jobs in reverse order, everything through the wire as bytes.
     result = tiny.run_with(make_experiment(name, model), tiny.Isolated)
@@ -267,14 +284,13 @@ def test_the_streams_of_the_user_are_not_touched(name: str) -> None:
     assert tiny.global_streams() == before
 
 
-@every_method
-@every_model
+@every_method_and_model
 def test_what_is_shipped_loads_into_the_users_own_module(name: str, model: str) -> None:
     result = reference(name, model)
     own = make_model(name, model)() if needs(name).ships_own_model else result.network
     own.load_state_dict(result.tensors)
     own.eval()
-    assert own(torch.zeros(2, *tiny.IMAGE)).shape == (2, tiny.CLASSES)
+    assert own(torch.zeros(2, *input_shape(model))).shape == (2, tiny.CLASSES)
 
 
 @every_method

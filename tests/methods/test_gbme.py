@@ -132,6 +132,27 @@ def test_clients_that_are_alike_stay_in_order() -> None:
     assert cut(torch.zeros(4), range(4), 2) == [[0, 1], [2, 3]]
 
 
+def test_only_what_a_client_has_more_of_counts_in_the_likeness() -> None:
+    # Ω^0 = (2, 1, -9), Ω^1 = (1, 0, 0), equally many samples: Π = (3/2, 1/2, 0). Of the positive
+    # parts cos_0 = (3 + 1/2) / √(5 · 5/2) = 0.990 and cos_1 = (3/2) / √(5/2) = 0.949; with the -9
+    # client 0 would be the last, with 3.5 / √(86 · 5/2) = 0.239.
+    model = scalar_model()
+    server = tiny.server(model, 2, num_classes=3)
+    exchange = method(experts=2).setup(GBMEState(model.tensors()), server)
+    assert len(next(exchange)) == 2
+    told = [[2.0, 1.0, -9.0], [1.0, 0.0, 0.0]]
+    with pytest.raises(StopIteration) as end:
+        exchange.send(
+            [
+                Update(k, Payload({"lpi/classes": torch.tensor(row)}, {"samples": 4}))
+                for k, row in enumerate(told)
+            ]
+        )
+    assert end.value.value.groups == [[0], [1]]
+    assert server.logged["similarity_0"] == pytest.approx(3.5 / 12.5**0.5, rel=1e-5)
+    assert server.logged["similarity_1"] == pytest.approx(1.5 / 2.5**0.5, rel=1e-5)
+
+
 # The draw
 
 GROUPS = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]

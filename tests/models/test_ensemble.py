@@ -52,6 +52,13 @@ def test_members_are_the_ensembles_own_tensors_also_in_a_copy() -> None:
     assert torch.equal(model.members[1].tensors()["1.bias"], other["1.bias"] + 1)
 
 
+def test_models_that_are_nothing_but_a_classifier() -> None:
+    model = Ensemble(SplitModel(nn.Linear(2, 3)), 2)
+    assert model.classifier_name == "members.1"
+    assert set(model.names()) == {f"members.{i}.{n}" for i in (0, 1) for n in ("weight", "bias")}
+    assert model(torch.zeros(4, 2)).shape == (4, 3)
+
+
 def test_names_go_back_and_forth() -> None:
     named = two_layers().tensors()
     assert {**as_member(0, of_member(0, named)), **as_member(1, of_member(1, named))} == named
