@@ -148,6 +148,7 @@ def test_a_client_without_state_costs_none() -> None:
         assert made.states == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_worker_that_dies_ends_the_run_in_one_sentence() -> None:
     chosen = tiny.experiment(odd_methods.Dying(local=tiny.quick()), workers=2, per_round=6)
