@@ -72,7 +72,7 @@ def test_a_cosine_head_with_the_names_of_the_users_is_tested_as_a_cosine_head() 
     result = run(tiny.experiment(LDAM(local=tiny.quick()), tiny.unbiased_model))
     assert result.tensors["3.weight"].shape == (6, tiny.CLASSES)
     logits = result.network(torch.randn(9, *tiny.IMAGE))
-    assert float(logits.detach().abs().max()) <= 30.0
+    assert float(logits.detach().abs().max()) <= 30.0 + 1e-4  # a cosine may round to above 1
     assert isinstance(result.network.get_submodule("3"), CosineHead)
 
 
