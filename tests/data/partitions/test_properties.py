@@ -46,7 +46,7 @@ def check_partition(fields: dict[str, Any], labels: Labels, clients: int) -> lis
 
 
 @pytest.mark.parametrize("fields", SCHEMES, ids=str)
-@settings(max_examples=25, deadline=2000)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_sample_goes_to_one_client(fields: dict[str, Any], data: st.DataObject) -> None:
     # Six of seven classes at most: one is always absent, and often only one is there.
