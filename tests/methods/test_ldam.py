@@ -43,7 +43,8 @@ def test_the_last_third_of_the_rounds_weighs_classes() -> None:
         nn.init.zeros_(model.module.get_parameter("0.weight"))
         payload = Payload(grouped("model", model.tensors()))
         reply = method.train(payload, tiny.client(data, 0, model, round=moment, rounds=3))
-        assert float(reply.tensors["model/0.weight"][0]) == pytest.approx(expected)
+        # A difference of larger numbers in float32.
+        assert float(reply.tensors["model/0.weight"][0]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model])
