@@ -1,4 +1,7 @@
-"""One thread for every test: more change the last bits, and tests share the machine.
+"""Every test as if it were alone: one thread, and torch's own stream from one seed.
+
+More threads change the last bits, and tests share the machine. Weights that a test does not draw by
+a generator of its own would depend on which tests its worker ran before.
 
 The file also puts this folder on the import path, so that tests (and the worker processes they
 start) find `tiny`. It is the only `conftest.py`: mypy takes two of that name for one module.
@@ -14,9 +17,10 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def alone() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
 

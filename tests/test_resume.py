@@ -202,7 +202,7 @@ def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
         run(stateful(), out=tmp_path, resume=True)
 
 
-# Killed, in a process of its own
+# With a plug-in that has to remember
 
 
 def description(folder: Path, method: str) -> Path:
@@ -252,6 +252,22 @@ def described(
         yield file, place / "whole"
 
 
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_interrupted_description_resumes_to_the_same_bits(
+    at: int, described: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, whole = described
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        run(make_experiment(load_experiment(file)), out=folder, callbacks=[StopIn(at)])
+    run(make_experiment(load_experiment(folder / "experiment.toml")), out=folder, resume=True)
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert scores(lines(folder)) == scores(lines(whole))
+
+
+# Killed, in a process of its own
+
+
 # After how many saved rounds the process is killed, and the longest delay after that; -1: at once.
 MOMENTS = {
     "at the start": (-1, 0.2),
@@ -262,6 +278,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_run_that_is_killed_resumes_to_the_same_bits(
@@ -292,6 +309,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_bits(
     assert scores(lines(folder)) == scores(lines(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("described", ["remembering"], indirect=True)
 def test_the_console_command_resumes(described: tuple[Path, Path], tmp_path: Path) -> None:

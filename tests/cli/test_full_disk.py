@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import fedtail, write_npz
 
+pytestmark = pytest.mark.slow
+
 MAIN = "from fedtail.cli import main\n"
 WAIT = 250
 """Seconds for a command: on a busy machine the imports alone take one minute."""

@@ -24,7 +24,8 @@ def test_the_same_change_for_every_image(change: str) -> None:
     for seed in range(5):
         changed = siamese(x, seeded(seed), change)
         assert changed.shape == x.shape
-        assert torch.equal(changed[0], changed[2])
+        # The mean of a picture may be added up in another order in another place of the batch.
+        torch.testing.assert_close(changed[0], changed[2], rtol=0, atol=1e-6)
         assert torch.equal(changed, siamese(x, seeded(seed), change))
         assert bool(torch.isfinite(changed).all())
     assert torch.equal(one, images(1))

@@ -171,8 +171,8 @@ def test_draw_writes_a_picture(tmp_path: Path, clients: int) -> None:
 
 def test_a_usual_split_takes_no_time() -> None:
     y = np.repeat(np.arange(10), 5000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     split = make_split(y, 10, NoTail(), Dirichlet(alpha=0.1), 100, 0)
     assert len(split.digest) == 64
-    # About 20 ms; the rest is room for a busy machine.
-    assert time.perf_counter() - begin < 1
+    # Seconds of this process, whatever else the machine does. About 0.02.
+    assert time.process_time() - begin < 1

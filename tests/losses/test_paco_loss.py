@@ -88,8 +88,9 @@ def test_gradient_of_the_queries_by_hand() -> None:
     value = SOFT.contrast(torch.zeros(2, 2), Y, queries, KEY, torch.tensor([0]), torch.ones(2))
     (gradient,) = torch.autograd.grad(value, queries)
     d = 3 + math.e
-    assert gradient[0].tolist() == pytest.approx([(math.e / d - 1 / 3) / 2, 1 / (2 * d) + 1 / 8])
-    assert gradient[1].tolist() == pytest.approx([1 / (2 * d) + 1 / 4, 0.0])
+    expected = [[(math.e / d - 1 / 3) / 2, 1 / (2 * d) + 1 / 8], [1 / (2 * d) + 1 / 4, 0.0]]
+    # Sums of numbers up to 1/2, in float32.
+    torch.testing.assert_close(gradient, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 def test_a_class_without_prior_drops_out_whatever_its_logit() -> None:

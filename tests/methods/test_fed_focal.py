@@ -24,7 +24,8 @@ def test_one_step_by_hand() -> None:
     method = FedFocal(local=LocalTraining(lr=1.0, batch_size=3))
     reply = method.train(Payload(grouped("model", model.tensors())), tiny.client(data, 0, model))
     g = (float(torch.log(torch.tensor(2.0))) + 0.5) / 4
-    assert reply.tensors["model/0.weight"].flatten().tolist() == pytest.approx([g / 3, -g / 3])
+    found = reply.tensors["model/0.weight"].flatten().tolist()
+    assert found == pytest.approx([g / 3, -g / 3], rel=1e-5)  # a difference of larger numbers
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model])

@@ -126,7 +126,9 @@ def test_deviation_by_hand() -> None:
     )
     # Calibrated p = (1/4, 3/4, 0): 16/4 against 3/4, and 3/4 against 16/4.
     assert measured(2 * math.log(3), everything, labels) == pytest.approx(
-        {"deviation_minority": 16 / 3, "deviation_majority": 3 / 16, "absent_push": 0}, abs=1e-7
+        {"deviation_minority": 16 / 3, "deviation_majority": 3 / 16, "absent_push": 0},
+        rel=1e-6,
+        abs=1e-7,
     )
 
 

@@ -43,7 +43,8 @@ def test_the_last_third_of_the_rounds_weighs_classes() -> None:
         nn.init.zeros_(model.module.get_parameter("0.weight"))
         payload = Payload(grouped("model", model.tensors()))
         reply = method.train(payload, tiny.client(data, 0, model, round=moment, rounds=3))
-        assert float(reply.tensors["model/0.weight"][0]) == pytest.approx(expected)
+        # A difference of larger numbers in float32.
+        assert float(reply.tensors["model/0.weight"][0]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model])
@@ -72,7 +73,7 @@ def test_a_cosine_head_with_the_names_of_the_users_is_tested_as_a_cosine_head() 
     result = run(tiny.experiment(LDAM(local=tiny.quick()), tiny.unbiased_model))
     assert result.tensors["3.weight"].shape == (6, tiny.CLASSES)
     logits = result.network(torch.randn(9, *tiny.IMAGE))
-    assert float(logits.detach().abs().max()) <= 30.0
+    assert float(logits.detach().abs().max()) <= 30.0 + 1e-4  # a cosine may round to above 1
     assert isinstance(result.network.get_submodule("3"), CosineHead)
 
 

@@ -251,7 +251,7 @@ def test_without_any_prototype_nothing_is_rebalanced() -> None:
     method = RedGrape(per_class=2, local=STEP)
     model = linear(method)
     found = method.train(sent(model), tiny.client(DATA, 0, model))
-    assert weights(found) == weights(found, "supplementary.weight") == [0.25, -0.25]
+    assert weights(found) == weights(found, "supplementary.weight") == pytest.approx([0.25, -0.25])
     assert found.scalars["balanced_classes"] == 0
 
 
@@ -285,7 +285,7 @@ def test_a_balanced_gradient_of_zero_gives_no_step() -> None:
     model = linear(method)
     payload = sent(model, {0: [[0.0], [0.0]], 1: [[0.0], [0.0]]})
     found = method.train(payload, tiny.client(DATA, 0, model))
-    assert weights(found) == [0.25, -0.25]
+    assert weights(found) == pytest.approx([0.25, -0.25])
     assert found.scalars["balanced_norm"] == found.scalars["cosine"] == 0
 
 

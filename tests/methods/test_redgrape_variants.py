@@ -52,7 +52,7 @@ def changed(old: ModelState, new: ModelState) -> set[str]:
     return {name for name in old.model if not torch.equal(old.model[name], new.model[name])}
 
 
-ENCODER = {"0.weight", "0.bias", "1.weight", "1.bias"}
+ENCODER = {"0.weight", "1.weight", "1.bias"}
 BUFFERS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
 W = {"3.weight", "3.bias"}
 W_HAT = {"supplementary.weight", "supplementary.bias"}

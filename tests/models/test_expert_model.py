@@ -163,7 +163,7 @@ def test_cosine_heads_take_the_place_of_linear_ones() -> None:
     head = made.classifier
     assert isinstance(head, CosineHead)
     assert (head.in_features, head.out_features, head.scale) == (4, 3, 8.0)
-    assert made.eval().output(batch()).logits.abs().max() <= 8.0
+    assert made.eval().output(batch()).logits.abs().max() <= 8.0 + 1e-4  # rounded
     made.check(batch(), 3)
     # The given model is as it was, and the other tensors are its own.
     assert isinstance(given.classifier, ScaledHead)

@@ -46,7 +46,7 @@ def check_partition(fields: dict[str, Any], labels: Labels, clients: int) -> lis
 
 
 @pytest.mark.parametrize("fields", SCHEMES, ids=str)
-@settings(max_examples=25, deadline=2000)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_sample_goes_to_one_client(fields: dict[str, Any], data: st.DataObject) -> None:
     # Six of seven classes at most: one is always absent, and often only one is there.
@@ -87,18 +87,18 @@ def test_impossible_numbers_of_clients_are_refused(
 @pytest.mark.parametrize("fields", SCHEMES, ids=str)
 def test_many_clients_end_in_time(fields: dict[str, Any]) -> None:
     labels = Labels(np.repeat(np.arange(10), 2000), 10, np.arange(20_000) % 1000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     check_partition(fields, labels, 1000)
-    # About a second for the worst; the rest is room for a busy machine.
-    assert time.perf_counter() - begin < 15
+    # Seconds of this process, whatever else the machine does. About one for the worst.
+    assert time.process_time() - begin < 15
 
 
 def test_natural_scales_to_a_hundred_thousand_clients() -> None:
     owner = numpy_generator(0, "owners").permutation(np.repeat(np.arange(100_000), 20))
     labels = Labels(owner % 62, 62, owner)
-    begin = time.perf_counter()
+    begin = time.process_time()
     parts = Natural().split(labels, 100_000, numpy_generator(0, "partition"))
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
     assert {len(part) for part in parts} == {20}
     assert (owner[parts[99_999]] == 99_999).all()
 

@@ -32,6 +32,12 @@ time.sleep(60)
 """
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill soon: children are not asked to end, so that each stop takes the whole time."""
+    monkeypatch.setattr("fedtail.engines.flower.processes.GRACE", 0.5)
+
+
 def family(folder: Path, code: str = FAMILY) -> Started:
     made = start("parent", [sys.executable, "-c", code], folder / "log", {})
     until = time.monotonic() + 30
@@ -40,6 +46,8 @@ def family(folder: Path, code: str = FAMILY) -> Started:
     return made
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_grace")
 def test_stopping_ends_children_that_left_the_session(tmp_path: Path) -> None:
     made = family(tmp_path)
     children = descendants(made.process.pid)
@@ -49,10 +57,9 @@ def test_stopping_ends_children_that_left_the_session(tmp_path: Path) -> None:
     assert made.ended == f"parent ended with exit code -15 (log: {tmp_path / 'log'})"
 
 
-def test_stopping_ends_the_orphans_of_a_killed_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedtail.engines.flower.processes.GRACE", 0.5)
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_grace")
+def test_stopping_ends_the_orphans_of_a_killed_parent(tmp_path: Path) -> None:
     made = family(tmp_path)
     seen = descendants(made.process.pid)
     made.process.kill()
@@ -63,16 +70,17 @@ def test_stopping_ends_the_orphans_of_a_killed_parent(
     assert not any(alive(pid) for pid, _ in seen)
 
 
-def test_a_process_that_does_not_listen_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedtail.engines.flower.processes.GRACE", 0.5)
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_grace")
+def test_a_process_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAMILY
     made = family(tmp_path, deaf)
     stop([made])
     assert made.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_grace")
 def test_only_what_was_started_is_stopped(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
