@@ -46,16 +46,16 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def sentence(error: ValidationError, where: str = "") -> str:
+def sentence(error: ValidationError) -> str:
     """Turn the first complaint of a pydantic error into one sentence."""
     first = error.errors(include_url=False)[0]
-    path = ".".join([*([where] if where else []), *map(str, first["loc"])])
+    path = ".".join(map(str, first["loc"]))
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, FedtailError):
         return f"{path}: {inner}" if path else str(inner)
     if first["type"] == "missing":
         return f"'{path}' is required"
-    return f"'{path}' = {_shown(first['input'])} is refused: {_reason(first)}"
+    return f"'{path or error.title}' = {_shown(first['input'])} is refused: {_reason(first)}"
 
 
 def _reason(complaint: Mapping[str, Any]) -> str:

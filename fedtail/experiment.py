@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from fedtail.config import Config
@@ -17,7 +17,7 @@ from fedtail.data.dataset import Source
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
-from fedtail.errors import FedtailError, sentence
+from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
@@ -87,7 +87,7 @@ class Experiment(Config):
                 f"(known: {', '.join(ModelSpec.registry)})"
             )
         if isinstance(value, str | Mapping):
-            return ModelSpec.model_validate(value)
+            return ModelSpec.inside(value)
         if value is None or isinstance(value, ModelSpec | nn.Module) or callable(value):
             return value
         raise FedtailError(
@@ -186,10 +186,7 @@ def make_experiment(plain: Mapping[str, Any]) -> Experiment:
                 f"this run's {section} was made in Python; resume it there, with "
                 "fedtail.run(experiment, out=..., resume=True)"
             )
-    try:
-        return Experiment.model_validate(plain)
-    except ValidationError as error:
-        raise FedtailError(sentence(error)) from None
+    return Experiment.model_validate(plain)
 
 
 def override(plain: dict[str, Any], path: str, value: Any) -> None:

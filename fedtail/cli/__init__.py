@@ -7,7 +7,6 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from fedtail.cli import audit as _audit
 from fedtail.cli import compare as _compare
@@ -19,7 +18,8 @@ from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
 from fedtail.cli.flower import app as flower
 from fedtail.cli.methods import methods
-from fedtail.errors import FedtailError, RunStopped, sentence
+from fedtail.errors import FedtailError, RunStopped
+from fedtail.output import guard_streams, unwritten
 from fedtail.version import __version__
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ def root(
 
 def main() -> None:
     """Run the command line: wrong input is one sentence and exit code 2, never a traceback."""
+    guard_streams()
     try:
         code = app(standalone_mode=False)
     except Exception as error:
@@ -66,7 +67,11 @@ def main() -> None:
         message, code = explained
         if message:
             print(f"error: {message}", file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    lost = unwritten()
+    if lost:
+        print(f"error: cannot write standard output: {lost}", file=sys.stderr)
+    sys.exit(code or int(bool(lost)))
 
 
 def explain(error: Exception) -> tuple[str, int] | None:
@@ -74,8 +79,6 @@ def explain(error: Exception) -> tuple[str, int] | None:
     match error:
         case FedtailError():
             return str(error), 2
-        case ValidationError():
-            return sentence(error), 2
         case RunStopped():
             return str(error), 1
         case OSError():

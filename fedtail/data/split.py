@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.table import Table
 
 from fedtail.config import Config
@@ -24,7 +24,7 @@ from fedtail.data.longtail import Tail
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.plot import count_table
 from fedtail.data.statistics import Statistics, class_table, statistics
-from fedtail.errors import FedtailError, sentence
+from fedtail.errors import FedtailError
 from fedtail.rng import numpy_generator
 
 FORMAT = 1
@@ -118,8 +118,8 @@ class Split:
         content = _read(text)
         try:
             recipe = Recipe.model_validate(content["recipe"])
-        except ValidationError as error:
-            raise FedtailError(sentence(error, "recipe")) from error
+        except FedtailError as error:
+            raise FedtailError(f"recipe: {error}") from error
         split = from_recipe(recipe, labels, num_classes, owner)
         if split.digest != content["digest"]:
             raise FedtailError(
@@ -167,16 +167,13 @@ def make_split(
         How many samples of each class the server is to hold. They come from those the tail dropped;
         where these are too few, from those the clients would get, but never more than half.
     """
-    try:
-        recipe = Recipe(
-            tail=tail,
-            partition=partition,
-            clients=clients,
-            seed=seed,
-            server_per_class=server_per_class,
-        )
-    except ValidationError as error:
-        raise FedtailError(sentence(error)) from error
+    recipe = Recipe(
+        tail=tail,
+        partition=partition,
+        clients=clients,
+        seed=seed,
+        server_per_class=server_per_class,
+    )
     return from_recipe(recipe, labels, num_classes, owner)
 
 
