@@ -76,7 +76,7 @@ class Config(BaseModel):
 
     @classmethod
     def inside(cls, obj: Any) -> Self:
-        """Do as `model_validate` does, within a validator: what is wrong keeps its path."""
+        """Do as `model_validate` does, but raise pydantic's error, which an outer path fits."""
         return cast(Self, cls.__pydantic_validator__.validate_python(obj))
 
     def __setattr__(self, name: str, value: Any) -> None:

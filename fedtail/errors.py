@@ -46,16 +46,16 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, where: str = "") -> str:
     """Turn the first complaint of a pydantic error into one sentence."""
     first = error.errors(include_url=False)[0]
-    path = ".".join(map(str, first["loc"]))
+    path = ".".join([*([where] if where else []), *map(str, first["loc"])])
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, FedtailError):
         return f"{path}: {inner}" if path else str(inner)
     if first["type"] == "missing":
         return f"'{path}' is required"
-    return f"'{path or error.title}' = {_shown(first['input'])} is refused: {_reason(first)}"
+    return f"'{path or error.title}' = {shown(first['input'])} is refused: {_reason(first)}"
 
 
 def _reason(complaint: Mapping[str, Any]) -> str:
@@ -68,7 +68,7 @@ def _reason(complaint: Mapping[str, Any]) -> str:
     return message
 
 
-def _shown(value: Any, most: int = 80) -> str:
+def shown(value: Any, most: int = 80) -> str:
     """Return a value for a message; an array or a whole table is cut, and never has line breaks."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."

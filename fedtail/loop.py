@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from fedtail.callbacks import (
     trackers,
 )
 from fedtail.engines import Dropped, Embedded, Engine, Replies
+from fedtail.engines.workers import bounded
 from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
@@ -35,6 +37,7 @@ from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
 S = TypeVar("S")
+logger = logging.getLogger("fedtail")
 MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
 
@@ -77,7 +80,7 @@ class Ledger:
             self.count(update.client, 1, update.payload.nbytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run leaves.
 
@@ -110,6 +113,19 @@ class Result:
     def digest(self) -> str:
         """SHA-256 of the model: equal runs have equal digests."""
         return digest(self.tensors)
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        scores = [f"{k} {v:.4f}" for k in SCORES if (v := last.get(k)) is not None]
+        network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
+        return "\n".join(
+            [
+                f"Result of {len(self.history)} rounds",
+                f"  scores  {', '.join(scores)}",
+                f"  model   {type(self.network).__name__}, {network}, digest {self.digest[:16]}",
+                f"  folder  {self.folder or 'none'}",
+            ]
+        )
 
 
 def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
@@ -170,13 +186,14 @@ def run(
         setting = prepare(experiment)
         guard = stack.enter_context(guarded(setting))
         place = setting.workplace(guard.shield)
-        embedded = Embedded(place, experiment.workers, experiment.threads, experiment.plugins)
+        workers, remarks = bounded(experiment.workers, setting.cohort)
+        embedded = Embedded(place, workers, experiment.threads, experiment.plugins)
         stack.callback(embedded.close)
         engine = guard.around(embedded)
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
-        return Loop(setting, engine, folder, watchers, guard.budget).run(resume)
+        return Loop(setting, engine, folder, watchers, guard.budget, remarks).run(resume)
 
 
 def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
@@ -200,6 +217,7 @@ class Loop:
     folder: RunFolder | None
     callbacks: Sequence[Callback]
     budget: Budget | None = None
+    remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
     tested: dict[str, Tensor] | None = None  # the model of the last test
     evaluation: Evaluation | None = None  # and what came out
 
@@ -228,6 +246,7 @@ class Loop:
             if self.budget is not None:
                 self.budget.recall(history)
         self.tell_start(saved.round if saved else 0)
+        self.warn(self.remarks)
         for number in range(len(history) + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])
@@ -313,8 +332,9 @@ class Loop:
         )
 
     def warn(self, messages: Iterable[str]) -> None:
-        """Tell the callbacks what went wrong."""
+        """Tell the log and the callbacks what went wrong."""
         for message in messages:
+            logger.warning("%s", message)
             for callback in self.callbacks:
                 callback.on_warning(message)
 

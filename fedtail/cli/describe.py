@@ -15,27 +15,39 @@ from fedtail.experiment import (
     override,
     parse_overrides,
 )
-from fedtail.plugins import load_plugins
+from fedtail.plugins import load_plugins, must_be_trusted, same_plugin, stored_plugins
 
 
 def described(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
+    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None, trust: bool
 ) -> dict[str, Any]:
-    """Return the experiment as plain data: the file, then the flags, then the words."""
-    plain = _file([word for word in words or [] if "=" not in word])
+    """Return the experiment as plain data: the file, then the flags, then the words.
+
+    Plug-ins that only the file names are refused without trust: the file may be somebody else's.
+    """
+    files = [word for word in words or [] if "=" not in word]
+    plain = _file(files)
+    stored = stored_plugins(plain)
     for name, value in flags.items():
         apply(plain, FLAGS[name].path, value)
     for path, value in parse_overrides(word for word in words or [] if "=" in word):
         apply(plain, path, value)
-    _load_plugins(plain, plugins or [])
+    listed, more = stored_plugins(plain), plugins or []
+    if listed == stored:  # else the words on the command line name them
+        strange = [p for p in stored if not any(same_plugin(p, known) for known in more)]
+        must_be_trusted(strange, "".join(files), trust)
+    chosen = [*(p for p in listed if not any(same_plugin(p, q) for q in more)), *more]
+    if chosen:
+        plain["plugins"] = chosen
+    load_plugins(chosen)
     return _named(plain)
 
 
 def experiment_from(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
+    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None, trust: bool
 ) -> Experiment:
     """Return the checked experiment."""
-    return make_experiment(described(words, flags, plugins))
+    return make_experiment(described(words, flags, plugins, trust))
 
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:
@@ -53,15 +65,6 @@ def _file(files: list[str]) -> dict[str, Any]:
     if files and not files[0].endswith(".toml") and not Path(files[0]).exists():
         raise FedtailError(f"'{files[0]}' is neither an experiment file nor section.field=value")
     return load_experiment(Path(files[0])) if files else {}
-
-
-def _load_plugins(plain: dict[str, Any], more: list[str]) -> None:
-    listed = plain.get("plugins", [])
-    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-        raise FedtailError(f"'plugins' = {listed!r} is refused: give a list, such as [\"mine.py\"]")
-    if listed or more:
-        plain["plugins"] = [*listed, *more]
-    load_plugins([*listed, *more])
 
 
 def _named(plain: dict[str, Any]) -> dict[str, Any]:

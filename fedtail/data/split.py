@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 from rich.table import Table
 
 from fedtail.config import Config
@@ -24,7 +24,7 @@ from fedtail.data.longtail import Tail
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.plot import count_table
 from fedtail.data.statistics import Statistics, class_table, statistics
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, sentence
 from fedtail.rng import numpy_generator
 
 FORMAT = 1
@@ -117,9 +117,9 @@ class Split:
         """Rebuild a split from its file and the same labels, and check that it is the same one."""
         content = _read(text)
         try:
-            recipe = Recipe.model_validate(content["recipe"])
-        except FedtailError as error:
-            raise FedtailError(f"recipe: {error}") from error
+            recipe = Recipe.inside(content["recipe"])
+        except ValidationError as error:
+            raise FedtailError(sentence(error, "recipe")) from error
         split = from_recipe(recipe, labels, num_classes, owner)
         if split.digest != content["digest"]:
             raise FedtailError(

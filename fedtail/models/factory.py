@@ -9,9 +9,10 @@ from itertools import chain
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, sentence
 from fedtail.models.probe import last_executed
 from fedtail.models.spec import ModelSpec, Shape
 from fedtail.models.split import SplitModel
@@ -54,9 +55,9 @@ def build(model: ModelLike, input_shape: Shape, num_classes: int) -> SplitModel:
 
 def _described(model: str | Mapping[str, Any]) -> ModelSpec:
     try:
-        return ModelSpec.model_validate(model)
-    except FedtailError as error:
-        raise FedtailError(f"model: {error}") from None
+        return ModelSpec.inside(model)
+    except ValidationError as error:
+        raise FedtailError(sentence(error, "model")) from None
 
 
 def _called(function: Callable[..., Any], **offered: Any) -> Any:
