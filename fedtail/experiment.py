@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -162,6 +162,10 @@ class Experiment(Config):
         if model is not None and not isinstance(model, ModelSpec):
             plain["model"] = {"python": getattr(model, "__name__", type(model).__name__)}
         return plain
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():  # a network would show itself over pages
+            yield name, type(value) if isinstance(value, nn.Module) else value
 
     def to_toml(self) -> str:
         """Return the experiment as TOML."""

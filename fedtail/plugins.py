@@ -55,11 +55,14 @@ def must_be_trusted(plugins: Sequence[str], file: Path | str, trust: bool) -> No
         )
 
 
-def same_plugin(one: str, other: str) -> bool:
-    """Whether two names are of the same file or module."""
-    if one.endswith(".py") and other.endswith(".py"):
-        return Path(one).resolve() == Path(other).resolve()
-    return one == other
+def other_plugins(plugins: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return those plug-ins that are not among the known ones, however their paths are written."""
+    places = set(map(_resolved, known))
+    return [plugin for plugin in plugins if _resolved(plugin) not in places]
+
+
+def _resolved(plugin: str) -> str:
+    return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
 
 
 def _load_file(path: Path) -> None:

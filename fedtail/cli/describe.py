@@ -15,11 +15,14 @@ from fedtail.experiment import (
     override,
     parse_overrides,
 )
-from fedtail.plugins import load_plugins, must_be_trusted, same_plugin, stored_plugins
+from fedtail.plugins import load_plugins, must_be_trusted, other_plugins, stored_plugins
 
 
 def described(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None, trust: bool
+    words: list[str] | None,
+    flags: Mapping[str, Any],
+    plugins: list[str] | None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Return the experiment as plain data: the file, then the flags, then the words.
 
@@ -27,16 +30,15 @@ def described(
     """
     files = [word for word in words or [] if "=" not in word]
     plain = _file(files)
-    stored = stored_plugins(plain)
+    from_file = stored_plugins(plain)
     for name, value in flags.items():
         apply(plain, FLAGS[name].path, value)
     for path, value in parse_overrides(word for word in words or [] if "=" in word):
         apply(plain, path, value)
-    listed, more = stored_plugins(plain), plugins or []
-    if listed == stored:  # else the words on the command line name them
-        strange = [p for p in stored if not any(same_plugin(p, known) for known in more)]
-        must_be_trusted(strange, "".join(files), trust)
-    chosen = [*(p for p in listed if not any(same_plugin(p, q) for q in more)), *more]
+        from_file = [] if path == "plugins" else from_file
+    named = plugins or []
+    must_be_trusted(other_plugins(from_file, named), "".join(files), trust)
+    chosen = [*other_plugins(stored_plugins(plain), named), *named]
     if chosen:
         plain["plugins"] = chosen
     load_plugins(chosen)
@@ -44,7 +46,10 @@ def described(
 
 
 def experiment_from(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None, trust: bool
+    words: list[str] | None,
+    flags: Mapping[str, Any],
+    plugins: list[str] | None,
+    trust: bool = False,
 ) -> Experiment:
     """Return the checked experiment."""
     return make_experiment(described(words, flags, plugins, trust))
