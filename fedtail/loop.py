@@ -21,6 +21,7 @@ from fedtail.callbacks import (
     read_records,
     trackers,
 )
+from fedtail.callbacks.progress import SHOWN
 from fedtail.engines import Dropped, Embedded, Engine, Replies
 from fedtail.engines.workers import bounded
 from fedtail.engines.workplace import numerics
@@ -116,7 +117,7 @@ class Result:
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
-        scores = [f"{k} {v:.4f}" for k in SCORES if (v := last.get(k)) is not None]
+        scores = [f"{k} {v:.4f}" for k in SHOWN if (v := last.get(k)) is not None]
         network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
         return "\n".join(
             [

@@ -88,7 +88,7 @@ def test_without_a_test_set_nothing_is_said_of_one(given: dict[str, Any], said: 
         ({"y_test": np.eye(2)[Y]}, "arrays, y_test: labels must be one-dimensional, got shape (2"),
         ({"y_test": Y[:5]}, "arrays, x_test and y_test: 20 inputs but 5 labels"),
         ({"x_test": X[:0], "y_test": Y[:0]}, "arrays, x_test: no samples"),
-        ({"x_test": X * np.inf}, "arrays, x_test: inputs hold NaN or infinite values"),
+        ({"x_test": X + np.inf}, "arrays, x_test: inputs hold NaN or infinite values"),
         ({"x_test": X[:, :2]}, "arrays: a training input has shape (3,) but a test input (2,)"),
         (
             {"client_train": Y, "client_test": [1]},
