@@ -22,7 +22,7 @@ def test_progress_from_python_does_not_end_the_run(
         monkeypatch.setattr(sys, "stdout", stream)
         progress = Progress()
         progress.console = Console(file=progress.console.file, force_terminal=terminal)
-        play(progress, info(), range(1, 5))
+        play(progress, info(), range(1, 5), ended=True)
         monkeypatch.undo()
 
 
@@ -30,5 +30,5 @@ def test_progress_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdout", None)
     progress = Progress()
     monkeypatch.undo()
-    play(progress, info(), range(1, 5))
+    play(progress, info(), range(1, 5), ended=True)
     progress.console.file.close()
