@@ -13,6 +13,7 @@ from command_line import write_npz
 
 from fedtail.output import Outlet, outlet
 
+slow = pytest.mark.slow
 RUN = "-m fedtail run --data mine.npz --clients 3 --rounds 3 --model mlp --out run"
 
 
@@ -29,12 +30,13 @@ def closed_pipe() -> io.TextIOWrapper:
     [
         ("{{ {0}; echo $? > code; }} | head -1", 0, ""),
         ("{0} >&-; echo $? > code", 0, ""),
-        ("{0} >&- 2>&- <&-; echo $? > code", 0, ""),
-        ("{{ {0} rounds=0 2>&1; echo $? > code; }} | true", 2, ""),
-        (
+        pytest.param("{0} >&- 2>&- <&-; echo $? > code", 0, "", marks=slow),
+        pytest.param("{{ {0} rounds=0 2>&1; echo $? > code; }} | true", 2, "", marks=slow),
+        pytest.param(
             "{0} >/dev/full; echo $? > code",
             1,
             "error: cannot write standard output: No space left on device\n",
+            marks=slow,
         ),
     ],
     ids=["head", "closed", "all closed", "an error that nobody reads", "full"],
