@@ -27,13 +27,13 @@ def header(shape: tuple[int, ...], descr: str = "<f8") -> bytes:
     return stream.getvalue()
 
 
-def archive(path: Path, claim: int | None = None, **members: bytes) -> Path:
+def archive(path: Path, /, claimed: int | None = None, **members: bytes) -> Path:
     """Write members into a zip file, whose directory claims another size for the first one."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():
             file.writestr(f"{name}.npy", data)
-        if claim is not None:
-            file.infolist()[0].file_size = claim
+        if claimed is not None:
+            file.infolist()[0].file_size = claimed
     return path
 
 
@@ -78,9 +78,9 @@ def test_a_header_that_claims_nonsense(tmp_path: Path, shape: tuple[int, ...]) -
 
 def test_a_directory_that_claims_terabytes_too(tmp_path: Path) -> None:
     # 5 * 10**12 numbers of 8 bytes are 36.4 * 2**40 bytes.
-    claimed = header((10**12, 5))
-    size = len(claimed) + 40 * 10**12
-    path = archive(tmp_path / "a.npz", size, x_train=claimed + bytes(80), y_train=Y)
+    start = header((10**12, 5))
+    size = len(start) + 40 * 10**12
+    path = archive(tmp_path / "a.npz", size, x_train=start + bytes(80), y_train=Y)
     said = refusal(path)
     assert said.startswith(" needs 36.4 TB of memory ('x_train' alone 36.4 TB), but there are ")
 
@@ -120,7 +120,7 @@ def test_memory_is_that_of_a_machine() -> None:
 def test_members_that_are_not_what_is_needed(
     tmp_path: Path, members: dict[str, bytes], said: str
 ) -> None:
-    assert refusal(archive(tmp_path / "a.npz", **members)).startswith(said)
+    assert refusal(archive(tmp_path / "a.npz", None, **members)).startswith(said)
 
 
 def test_a_file_that_is_no_archive_or_one_array(tmp_path: Path) -> None:

@@ -109,8 +109,9 @@ def test_what_can_be_understood_is_taken() -> None:
         (X.tolist(), Y.tolist()),
         (list(T), list(torch.tensor(Y))),
     ]:
-        dataset = Arrays(x, y).load()
-        assert isinstance(dataset.train.x, torch.Tensor)
-        assert not dataset.train.x.requires_grad
-        assert torch.equal(dataset.train.x, Arrays(X, Y).load().train.x)
-        assert torch.equal(dataset.test.y, Arrays(X, Y).load().test.y)
+        found, expected = Arrays(x, y).load().train, Arrays(X, Y).load().train
+        assert isinstance(found.x, torch.Tensor)
+        assert isinstance(expected.x, torch.Tensor)
+        assert not found.x.requires_grad
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(found.y, expected.y)
