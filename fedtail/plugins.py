@@ -49,8 +49,9 @@ def must_be_trusted(plugins: Sequence[str], file: Path | str, trust: bool) -> No
         Whether the user said that these plug-ins may run.
     """
     if plugins and not trust:
+        listed = ", ".join(map(repr, plugins))  # a name may hold anything, line breaks too
         raise FedtailError(
-            f"'{file}' names plug-ins, which are code that would run here: {', '.join(plugins)}; "
+            f"'{file}' names plug-ins, which are code that would run here: {listed}; "
             "nothing was run; if you trust them, add --trust-plugins (in Python trust_plugins=True)"
         )
 

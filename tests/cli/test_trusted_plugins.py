@@ -65,7 +65,7 @@ def test_every_command_that_takes_a_folder_or_a_file_asks_first(
         ("split", described): described,
     }.items():
         assert one_sentence(fedtail(*words)) == (
-            f"'{file}' names plug-ins, which are code that would run here: evil.py; nothing was "
+            f"'{file}' names plug-ins, which are code that would run here: 'evil.py'; nothing was "
             "run; if you trust them, add --trust-plugins (in Python trust_plugins=True)"
         )
     said = one_sentence(fedtail("report", "theirs", "--features"))

@@ -74,7 +74,7 @@ def _read(file: BinaryIO, path: Path) -> Raw:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         missing = [key for key in REQUIRED if key not in members]
         if missing:
-            found = ", ".join(sorted(members)) or "nothing"
+            found = shown(sorted(members))
             raise FedtailError(f"{path}: key '{missing[0]}' is missing (found: {found})")
         chosen = {key: members[key] for key in RAW_KEYS if key in members}
         sizes = {key: _checked_size(archive, info, path) for key, info in chosen.items()}
@@ -95,8 +95,8 @@ def _checked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or header + size != info.file_size:
         raise FedtailError(
-            f"{path}: '{key}' claims to be {dtype} of shape {shown(shape)}, but the file holds "
-            f"{human_bytes(info.file_size - header)} of it"
+            f"{path}: '{key}' claims to be {shown(dtype)} of shape {shown(shape)}, but the file "
+            f"holds {human_bytes(info.file_size - header)} of it"
         )
     return size
 
