@@ -8,11 +8,18 @@ found again by that name. Defaults and help texts live in the fields and nowhere
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
-from fedtail.errors import FedtailError, unknown_name
+from fedtail.errors import FedtailError, sentence, unknown_name
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Component")
@@ -44,11 +51,49 @@ class Registry(Generic[T]):
 
 
 class Config(BaseModel):
-    """A frozen set of fields; an unknown key or a value out of range is refused by name."""
+    """A frozen set of fields; an unknown key or a value out of range is refused by name.
+
+    Whoever makes one gets a `FedtailError`. Inside, pydantic's own errors travel: they carry the
+    path, and only the outermost call knows the whole of it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
+
+    def __init__(self, /, **fields: Any) -> None:
+        with _one_sentence():
+            super().__init__(**fields)
+
+    # Without this mark pydantic calls `__init__` for what stands inside, and the path is lost.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Return what plain data describes, or say in one sentence what is wrong with it."""
+        with _one_sentence():
+            return super().model_validate(obj, **options)
+
+    @classmethod
+    def inside(cls, obj: Any) -> Self:
+        """Do as `model_validate` does, but raise pydantic's error, which an outer path fits."""
+        return cast(Self, cls.__pydantic_validator__.validate_python(obj))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:
+            raise self._frozen(name) from None
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            super().__delattr__(name)
+        except ValidationError:
+            raise self._frozen(name) from None
+
+    def _frozen(self, name: str) -> FedtailError:
+        kind = type(self).__name__
+        return FedtailError(f"'{name}' is frozen: make another {kind} with .but({name}=...)")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -115,7 +160,7 @@ class Component(Config):
         if isinstance(value, Mapping) and "name" in value:
             fields = dict(value)
             found = cls.registry[str(fields.pop("name"))]
-            return handler(cls._completed(fields)) if found is cls else found.model_validate(fields)
+            return handler(cls._completed(fields)) if found is cls else found.inside(fields)
         # A parametrised generic (`Method[State]`) stands for its unparametrised class.
         origin = cls.__pydantic_generic_metadata__["origin"] or cls
         if isinstance(value, origin):
@@ -125,6 +170,14 @@ class Component(Config):
     def describe(self) -> dict[str, Any]:
         """Return the name and the fields as plain data."""
         return {"name": self.name, **super().describe()}
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise FedtailError(sentence(error)) from None
 
 
 def _plain(value: Any) -> Any:

@@ -63,7 +63,7 @@ def is_wrong_input(error: BaseException) -> bool:
     """
     if any(note.startswith(BLAMED) for note in getattr(error, "__notes__", ())):
         return isinstance(error, FedtailError)
-    return isinstance(error, FedtailError | ValidationError | OSError)
+    return isinstance(error, FedtailError | OSError)
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:
@@ -88,7 +88,7 @@ def sentence(error: ValidationError, where: str = "") -> str:
         return f"{path}: {inner}" if path else str(inner)
     if first["type"] == "missing":
         return f"'{path}' is required"
-    return f"'{path}' = {_shown(first['input'])} is refused: {_reason(first)}"
+    return f"'{path or error.title}' = {shown(first['input'])} is refused: {_reason(first)}"
 
 
 def _reason(complaint: Mapping[str, Any]) -> str:
@@ -101,7 +101,7 @@ def _reason(complaint: Mapping[str, Any]) -> str:
     return message
 
 
-def _shown(value: Any, most: int = 80) -> str:
+def shown(value: Any, most: int = 80) -> str:
     """Return a value for a message; an array or a whole table is cut, and never has line breaks."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."

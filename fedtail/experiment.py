@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from fedtail.config import Config
@@ -17,7 +17,7 @@ from fedtail.data.dataset import Source
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
-from fedtail.errors import FedtailError, sentence
+from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
@@ -97,7 +97,7 @@ class Experiment(Config):
                 f"(known: {', '.join(ModelSpec.registry)})"
             )
         if isinstance(value, str | Mapping):
-            return ModelSpec.model_validate(value)
+            return ModelSpec.inside(value)
         if value is None or isinstance(value, ModelSpec | nn.Module) or callable(value):
             return value
         raise FedtailError(
@@ -173,6 +173,10 @@ class Experiment(Config):
             plain["model"] = {"python": getattr(model, "__name__", type(model).__name__)}
         return plain
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():  # a network would show itself over pages
+            yield name, type(value) if isinstance(value, nn.Module) else value
+
     def to_toml(self) -> str:
         """Return the experiment as TOML."""
         return tomli_w.dumps(self.describe())
@@ -196,10 +200,7 @@ def make_experiment(plain: Mapping[str, Any]) -> Experiment:
                 f"this run's {section} was made in Python; resume it there, with "
                 "fedtail.run(experiment, out=..., resume=True)"
             )
-    try:
-        return Experiment.model_validate(plain)
-    except ValidationError as error:
-        raise FedtailError(sentence(error)) from None
+    return Experiment.model_validate(plain)
 
 
 def override(plain: dict[str, Any], path: str, value: Any) -> None:

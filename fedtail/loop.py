@@ -22,7 +22,9 @@ from fedtail.callbacks import (
     read_records,
     trackers,
 )
+from fedtail.callbacks.progress import SHOWN
 from fedtail.engines import Dropped, Embedded, Engine, Replies
+from fedtail.engines.workers import bounded
 from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped, blaming
 from fedtail.experiment import Experiment
@@ -82,7 +84,7 @@ class Ledger:
             self.count(update.client, 1, update.payload.nbytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run leaves.
 
@@ -115,6 +117,19 @@ class Result:
     def digest(self) -> str:
         """SHA-256 of the model: equal runs have equal digests."""
         return digest(self.tensors)
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        scores = [f"{k} {v:.4f}" for k in SHOWN if (v := last.get(k)) is not None]
+        network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
+        return "\n".join(
+            [
+                f"Result of {len(self.history)} rounds",
+                f"  scores  {', '.join(scores)}",
+                f"  model   {type(self.network).__name__}, {network}, digest {self.digest[:16]}",
+                f"  folder  {self.folder or 'none'}",
+            ]
+        )
 
 
 def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
@@ -208,9 +223,10 @@ def run(
         setting = prepare(experiment)
         guard = stack.enter_context(guarded(setting))
         place = setting.workplace(guard.shield)
+        workers, remarks = bounded(experiment.workers, setting.cohort)
         embedded = Embedded(
             place,
-            experiment.workers,
+            workers,
             experiment.threads,
             experiment.plugins,
             experiment.on_client_error == "drop",
@@ -221,7 +237,7 @@ def run(
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
-        return Loop(setting, engine, folder, watchers, guard.budget).run(resume)
+        return Loop(setting, engine, folder, watchers, guard.budget, remarks).run(resume)
 
 
 def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
@@ -245,6 +261,7 @@ class Loop:
     folder: RunFolder | None
     callbacks: Sequence[Callback]
     budget: Budget | None = None
+    remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
     tested: dict[str, Tensor] | None = None  # the model of the last test
     evaluation: Evaluation | None = None  # and what came out
 
@@ -275,6 +292,7 @@ class Loop:
             if self.budget is not None:
                 self.budget.recall(history)
         self.tell_start(saved.round if saved else 0)
+        self.warn(self.remarks)
         for number in range(len(history) + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])

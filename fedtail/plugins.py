@@ -7,9 +7,10 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedtail.errors import FedtailError
 
@@ -25,6 +26,44 @@ def load_plugins(plugins: Sequence[str]) -> None:
         else:
             with _explained(plugin):
                 importlib.import_module(plugin)
+
+
+def stored_plugins(plain: Mapping[str, Any]) -> list[str]:
+    """Return the plug-ins that plain data names, or say that they are no list."""
+    listed = plain.get("plugins", [])
+    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        raise FedtailError(f"'plugins' = {listed!r} is refused: give a list, such as [\"mine.py\"]")
+    return listed
+
+
+def must_be_trusted(plugins: Sequence[str], file: Path | str, trust: bool) -> None:
+    """Refuse to run code because a file says so: the file may be somebody else's.
+
+    Parameters
+    ----------
+    plugins
+        What the file names, without what the user named too.
+    file
+        The file, for the sentence.
+    trust
+        Whether the user said that these plug-ins may run.
+    """
+    if plugins and not trust:
+        listed = ", ".join(map(repr, plugins))  # a name may hold anything, line breaks too
+        raise FedtailError(
+            f"'{file}' names plug-ins, which are code that would run here: {listed}; "
+            "nothing was run; if you trust them, add --trust-plugins (in Python trust_plugins=True)"
+        )
+
+
+def other_plugins(plugins: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return those plug-ins that are not among the known ones, however their paths are written."""
+    places = set(map(_resolved, known))
+    return [plugin for plugin in plugins if _resolved(plugin) not in places]
+
+
+def _resolved(plugin: str) -> str:
+    return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
 
 
 def _load_file(path: Path) -> None:

@@ -44,6 +44,11 @@ class Setting:
         return self.experiment.method
 
     @property
+    def cohort(self) -> int:
+        """How many clients a round has."""
+        return min(self.experiment.per_round or len(self.federation), len(self.federation))
+
+    @property
     def min_clients(self) -> int:
         """How many valid updates a round needs; never more than there are clients."""
         return min(self.experiment.min_clients, len(self.federation))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedtail import Experiment, FedAvg, FedAvgM, LocalTraining, Source
 from fedtail.config import Component, Config, Registry
 from fedtail.data.longtail import Exponential, NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
-from fedtail.errors import FedtailError, sentence
+from fedtail.errors import FedtailError
 from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods import Method
 from fedtail.metrics import ShotGroups
@@ -82,7 +82,7 @@ def test_every_component_is_rebuilt_from_its_description(root: type[Component], 
 @pytest.mark.parametrize(("root", "name"), EVERY)
 def test_every_component_refuses_an_unknown_key(root: type[Component], name: str) -> None:
     fields = {"name": name, **REQUIRED.get((root.registry.kind, name), {}), "no_such_field": 1}
-    with pytest.raises((FedtailError, ValidationError), match="no_such_field"):
+    with pytest.raises(FedtailError, match="no_such_field"):
         root.model_validate(fields)
 
 
@@ -90,8 +90,10 @@ def test_every_component_refuses_an_unknown_key(root: type[Component], name: str
 def test_every_component_is_frozen(root: type[Component], name: str) -> None:
     made = root.model_validate({"name": name, **REQUIRED.get((root.registry.kind, name), {})})
     for field in type(made).model_fields:
-        with pytest.raises(ValidationError, match="frozen"):
+        with pytest.raises(FedtailError, match="frozen"):
             setattr(made, field, getattr(made, field))
+        with pytest.raises(FedtailError, match="frozen"):
+            delattr(made, field)
 
 
 @pytest.mark.parametrize(("root", "name"), EVERY)
@@ -114,25 +116,25 @@ def test_an_unknown_name_lists_what_is_known() -> None:
 
 
 def test_an_unknown_key_suggests_the_nearest() -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(FedtailError) as refused:
         Experiment.model_validate({"method": {"name": "fedavg", "local": {"epoch": 2}}})
-    assert sentence(refused.value) == (
+    assert str(refused.value) == (
         "method.local: unknown key 'epoch'; did you mean 'epochs'? "
         f"(known: {', '.join(sorted(LocalTraining.model_fields))})"
     )
 
 
 def test_a_wrong_value_is_named_with_what_is_allowed() -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(FedtailError) as refused:
         Experiment.model_validate({"method": {"name": "fedavg", "local": {"lr": -1}}})
-    assert sentence(refused.value) == (
+    assert str(refused.value) == (
         "'method.local.lr' = -1 is refused: input should be greater than 0"
     )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_are_finite(value: float) -> None:
-    with pytest.raises(ValidationError, match="finite"):
+    with pytest.raises(FedtailError, match="finite"):
         LocalTraining(lr=value)
 
 
@@ -163,16 +165,16 @@ def test_a_name_alone_stands_for_the_component() -> None:
 
 
 def test_a_component_of_another_family_is_refused() -> None:
-    with pytest.raises((ValidationError, FedtailError), match="exponential"):
+    with pytest.raises(FedtailError, match="exponential"):
         Experiment.model_validate({"partition": "exponential"})
-    with pytest.raises(ValidationError):
+    with pytest.raises(FedtailError):
         Experiment(partition=NoTail())
 
 
 def test_but_changes_some_fields_and_checks_them_again() -> None:
     local = LocalTraining(lr=0.5, schedule=Cosine(floor=0.1))
     assert local.but(epochs=3) == LocalTraining(lr=0.5, epochs=3, schedule=Cosine(floor=0.1))
-    with pytest.raises(ValidationError, match="greater than 0"):
+    with pytest.raises(FedtailError, match="greater than 0"):
         local.but(lr=0)
 
 
@@ -202,5 +204,5 @@ def test_two_classes_may_not_share_a_name() -> None:
     ],
 )
 def test_local_training_refuses_what_does_not_agree(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises(FedtailError, match=says):
         LocalTraining(**fields)

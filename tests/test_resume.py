@@ -204,6 +204,8 @@ def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
 
 # With a plug-in that has to remember
 
+TRUST = "--trust-plugins"
+
 
 def description(folder: Path, method: str) -> Path:
     """Write an experiment of some rounds with everything that has to be remembered."""
@@ -289,7 +291,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_bits(
     folder, log = tmp_path / "run", tmp_path / "log"
     after, longest = MOMENTS[moment]
     delay = random.Random(moment).uniform(0, longest)
-    process = killing.start(["run", str(file), "--out", str(folder)], log)
+    process = killing.start(["run", str(file), TRUST, "--out", str(folder)], log)
     if after == 0:
         killing.kill_when(process, (folder / "metrics.jsonl").exists, delay)
     else:
@@ -300,7 +302,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_bits(
     # Execute
     begun = (folder / "experiment.toml").exists()
     arguments = ["--resume", str(folder)] if begun else [str(file), "--out", str(folder)]
-    again = killing.start(["run", *arguments], log)
+    again = killing.start(["run", TRUST, *arguments], log)
     again.join(60)
 
     # Assert
@@ -316,9 +318,9 @@ def test_the_console_command_resumes(described: tuple[Path, Path], tmp_path: Pat
     # The same through the installed command, once: what a user types.
     file, whole = described
     folder = tmp_path / "run"
-    process = killing.start(["run", str(file), "--out", str(folder)], tmp_path / "log")
+    process = killing.start(["run", str(file), TRUST, "--out", str(folder)], tmp_path / "log")
     killing.kill_when(process, lambda: killing.rounds_done(folder) >= 3, 0.0)
-    command = [str(Path(sys.executable).parent / "fedtail"), "run", "--resume", str(folder)]
+    command = [str(Path(sys.executable).parent / "fedtail"), "run", TRUST, "--resume", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from pydantic import ValidationError
 from rich.console import Console
 
 from fedtail import (
@@ -34,7 +33,7 @@ class Learned(FedAvg[ModelState]):
 
 
 def test_without_server_data_it_is_refused_in_one_sentence() -> None:
-    with pytest.raises((FedtailError, ValidationError)) as refused:
+    with pytest.raises(FedtailError) as refused:
         make_experiment({"method": Learned()})
     assert (
         "method 'learned' needs labelled samples on the server, which no client holds: say how "

@@ -8,7 +8,6 @@ import traceback
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from fedtail.cli import audit as _audit
 from fedtail.cli import compare as _compare
@@ -20,7 +19,8 @@ from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
 from fedtail.cli.flower import app as flower
 from fedtail.cli.methods import methods
-from fedtail.errors import FedtailError, RunStopped, is_wrong_input, sentence
+from fedtail.errors import FedtailError, RunStopped, is_wrong_input
+from fedtail.output import guard_streams, unwritten
 from fedtail.version import __version__
 
 app = typer.Typer(
@@ -58,6 +58,7 @@ def root(
 
 def main() -> None:
     """Run the command line: wrong input is one sentence and exit code 2, never a traceback."""
+    guard_streams()
     try:
         code = app(standalone_mode=False)
     except Exception as error:
@@ -67,7 +68,11 @@ def main() -> None:
         message, code = explained or ("", 1)
         if message:
             print(f"error: {message}", file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    lost = unwritten()
+    if lost:
+        print(f"error: cannot write standard output: {lost}", file=sys.stderr)
+    sys.exit(code or int(bool(lost)))
 
 
 def explain(error: Exception) -> tuple[str, int] | None:
@@ -80,8 +85,6 @@ def explain(error: Exception) -> tuple[str, int] | None:
     match error:
         case FedtailError():
             return str(error), 2
-        case ValidationError():
-            return sentence(error), 2
         case OSError():
             reason = error.strerror or str(error)
             return (f"{error.filename}: {reason}" if error.filename else reason), 2

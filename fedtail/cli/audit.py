@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedtail.cli.options import TrustPlugins
 from fedtail.cli.run import reopen
 from fedtail.cli.tables import make_console
 from fedtail.files import write_atomic
@@ -29,6 +30,7 @@ def audit_command(
         float,
         typer.Option(min=1e-3, metavar="E", help="epsilon of one update with local noise"),
     ] = 8.0,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Measure what the server of a run could learn about its clients.
 
@@ -37,7 +39,7 @@ def audit_command(
     in RUN/audit.md, the numbers in RUN/audit.json.
     """
     folder = RunFolder(run)
-    setting = prepare(reopen(folder))
+    setting = prepare(reopen(folder, trust_plugins))
     found = audit(folder, setting, epsilon)
     page = as_page(found)
     write_atomic(folder.path / "audit.json", json.dumps(found.plain(), indent=1))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedtail.cli.describe import apply, described
-from fedtail.cli.options import EXPERIMENT, OUTPUT, Plugins, Words, with_flags
+from fedtail.cli.options import EXPERIMENT, OUTPUT, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.results import Line, write_results
 from fedtail.cli.settle import reason, settle
 from fedtail.cli.specs import folder_name, split_spec
@@ -64,6 +64,7 @@ def compare(
         ),
     ] = Path("runs/compare"),
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods under one protocol, over several seeds.
 
@@ -76,7 +77,7 @@ def compare(
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
     if not methods:
         raise FedtailError("name at least one method to compare: --method fedavg --method ...")
-    plan = make_plan(described(words, flags, plugin), methods, seeds)
+    plan = make_plan(described(words, flags, plugin, trust_plugins), methods, seeds)
     console = make_console()
     with folder_for_runs(out):
         try:

@@ -15,27 +15,44 @@ from fedtail.experiment import (
     override,
     parse_overrides,
 )
-from fedtail.plugins import load_plugins
+from fedtail.plugins import load_plugins, must_be_trusted, other_plugins, stored_plugins
 
 
 def described(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
+    words: list[str] | None,
+    flags: Mapping[str, Any],
+    plugins: list[str] | None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Return the experiment as plain data: the file, then the flags, then the words."""
-    plain = _file([word for word in words or [] if "=" not in word])
+    """Return the experiment as plain data: the file, then the flags, then the words.
+
+    Plug-ins that only the file names are refused without trust: the file may be somebody else's.
+    """
+    files = [word for word in words or [] if "=" not in word]
+    plain = _file(files)
+    from_file = stored_plugins(plain)
     for name, value in flags.items():
         apply(plain, FLAGS[name].path, value)
     for path, value in parse_overrides(word for word in words or [] if "=" in word):
         apply(plain, path, value)
-    _load_plugins(plain, plugins or [])
+        from_file = [] if path == "plugins" else from_file
+    named = plugins or []
+    must_be_trusted(other_plugins(from_file, named), "".join(files), trust)
+    chosen = [*other_plugins(stored_plugins(plain), named), *named]
+    if chosen:
+        plain["plugins"] = chosen
+    load_plugins(chosen)
     return _named(plain)
 
 
 def experiment_from(
-    words: list[str] | None, flags: Mapping[str, Any], plugins: list[str] | None
+    words: list[str] | None,
+    flags: Mapping[str, Any],
+    plugins: list[str] | None,
+    trust: bool = False,
 ) -> Experiment:
     """Return the checked experiment."""
-    return make_experiment(described(words, flags, plugins))
+    return make_experiment(described(words, flags, plugins, trust))
 
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:
@@ -53,15 +70,6 @@ def _file(files: list[str]) -> dict[str, Any]:
     if files and not files[0].endswith(".toml") and not Path(files[0]).exists():
         raise FedtailError(f"'{files[0]}' is neither an experiment file nor section.field=value")
     return load_experiment(Path(files[0])) if files else {}
-
-
-def _load_plugins(plain: dict[str, Any], more: list[str]) -> None:
-    listed = plain.get("plugins", [])
-    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-        raise FedtailError(f"'plugins' = {listed!r} is refused: give a list, such as [\"mine.py\"]")
-    if listed or more:
-        plain["plugins"] = [*listed, *more]
-    load_plugins([*listed, *more])
 
 
 def _named(plain: dict[str, Any]) -> dict[str, Any]:

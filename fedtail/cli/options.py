@@ -137,6 +137,15 @@ Plugins = Annotated[
     ),
 ]
 
+TrustPlugins = Annotated[
+    bool,
+    typer.Option(
+        "--trust-plugins",
+        help="run the plug-ins that a file or run folder names; they are code",
+        rich_help_panel=EXPERIMENT,
+    ),
+]
+
 
 def with_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the shared flags; it receives those that were set as ``flags``."""
@@ -163,7 +172,7 @@ def in_order(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters group by group: the help shows groups as they first appear."""
     order = ["", EXPERIMENT, DATA, TRAINING, RUNNING, OUTPUT]
     # Plug-ins come last in their group: most people never need them.
-    return sorted(parameters, key=lambda p: (order.index(_group(p)), p.name == "plugin"))
+    return sorted(parameters, key=lambda p: (order.index(_group(p)), "plugin" in p.name))
 
 
 def _group(parameter: inspect.Parameter) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedtail.cli.options import TrustPlugins
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
@@ -85,6 +86,7 @@ def report(
     port: Annotated[
         int, typer.Option(metavar="N", help="of --serve: where it listens; 0 for any free port")
     ] = 8410,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Make one HTML page of runs: tables, curves, classes, the split, settings.
 
@@ -103,7 +105,11 @@ def report(
         return
     runs = read_runs(folders)
     lines = make_lines(runs)
-    views = look_at(lines, SAMPLES if samples is None else samples, client) if features else {}
+    views = (
+        look_at(lines, SAMPLES if samples is None else samples, client, trust_plugins)
+        if features
+        else {}
+    )
     written = {out: make_page(make_content(runs, views, client))}
     if csv is not None:
         written[csv] = as_csv(lines)
@@ -120,7 +126,9 @@ def report(
         _say(f"written: {path}")
 
 
-def look_at(lines: list[Line], samples: int, client: int | None) -> dict[str, FeatureView]:
+def look_at(
+    lines: list[Line], samples: int, client: int | None, trust: bool
+) -> dict[str, FeatureView]:
     """Return the features of each line that has a model, and say which are being made."""
     chosen = {line.label: first_finished(line) for line in lines}
     if not any(chosen.values()):
@@ -131,7 +139,7 @@ def look_at(lines: list[Line], samples: int, client: int | None) -> dict[str, Fe
             _say(f"no features of {label}: no run of it is finished")
             continue
         _say(f"features of {label}: {run.path}")
-        views[label] = feature_view(run, samples=samples)
+        views[label] = feature_view(run, samples=samples, trust_plugins=trust)
         views[label].marks(client)  # refuses a client that is not there, before the next one
     return views
 

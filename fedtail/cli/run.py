@@ -9,7 +9,7 @@ import typer
 
 from fedtail.callbacks import Progress, read_records
 from fedtail.cli.describe import experiment_from
-from fedtail.cli.options import OUTPUT, RUNNING, Plugins, Words, with_flags
+from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.engines.wire import unpack_tensors
@@ -17,7 +17,7 @@ from fedtail.errors import FedtailError, is_wrong_input
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run as run_experiment
-from fedtail.plugins import load_plugins
+from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.state import digest
 
 EXAMPLES = """Examples:
@@ -51,7 +51,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="go on with the run in this folder; takes no other option",
+            help="go on with the run in this folder; takes no other option but --trust-plugins",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
@@ -93,6 +93,7 @@ def run(
         ),
     ] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Train one global model from the data of many clients.
 
@@ -102,7 +103,7 @@ def run(
     """
     launch = launch_from(engine, nodes, tls, deadline)
     if resume is None:
-        experiment = experiment_from(words, flags, plugin)
+        experiment = experiment_from(words, flags, plugin, trust_plugins)
         folder = RunFolder(out) if out else free_folder(Path("runs"), folder_name(experiment))
         execute(experiment, folder, False, launch)
         return
@@ -112,7 +113,7 @@ def run(
             f"something, begin a new run with fedtail run {resume}/experiment.toml ..."
         )
     folder = RunFolder(resume)
-    experiment = reopen(folder)
+    experiment = reopen(folder, trust_plugins)
     if folder.finished:
         show_finished(experiment, folder)
     else:
@@ -124,11 +125,13 @@ def folder_name(experiment: Experiment) -> str:
     return experiment.title.replace("/", "-").replace("\\", "-")
 
 
-def reopen(folder: RunFolder) -> Experiment:
-    """Return the experiment that a run folder holds."""
+def reopen(folder: RunFolder, trust: bool) -> Experiment:
+    """Return the experiment that a run folder holds; its plug-ins run only if they are trusted."""
     folder.must_be_a_run()
     plain = load_experiment(folder.experiment)
-    load_plugins(plain.get("plugins", []))
+    plugins = stored_plugins(plain)
+    must_be_trusted(plugins, folder.path, trust)
+    load_plugins(plugins)
     return make_experiment(plain)
 
 
@@ -153,7 +156,8 @@ def execute(
         result = begin(experiment, out=folder.path, resume=resume, callbacks=[Progress(console)])
     except (Exception, KeyboardInterrupt) as stop:
         if folder.experiment.exists() and not is_wrong_input(stop):
-            _say(f"go on with: fedtail run --resume {folder.path}")
+            trust = " --trust-plugins" if experiment.plugins else ""
+            _say(f"go on with: fedtail run --resume {folder.path}{trust}")
         if isinstance(stop, KeyboardInterrupt):
             raise typer.Exit(130) from None
         raise

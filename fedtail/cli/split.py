@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.cli.describe import experiment_from
-from fedtail.cli.options import OUTPUT, Plugins, Words, with_flags
+from fedtail.cli.options import OUTPUT, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.tables import make_console
 from fedtail.data.plot import draw, terminal
 from fedtail.files import write_atomic
@@ -61,12 +61,13 @@ def split(
         ),
     ] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Show who gets which classes: a table, a picture, and how skewed it is.
 
     Nothing is trained. The same flags given to `fedtail run` train on this split.
     """
-    experiment = experiment_from(words, flags, plugin)
+    experiment = experiment_from(words, flags, plugin, trust_plugins)
     dataset = experiment.data.load()
     made = share_out(experiment, dataset)
     if png is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
+from fedtail.plugins import first_line
 
 MOST_CLASSES = 1_000_000
 """Labels from here on are taken for a mistake: each class costs a name and a row of weights."""
@@ -131,9 +132,13 @@ class Source(Component):
 
 def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) -> Tensor:
     """Return labels as int64, or say what is wrong with them."""
-    labels = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+    labels = as_numpy(y, where)
     if labels.ndim != 1:
-        raise FedtailError(f"{where}: labels must be one-dimensional, got shape {labels.shape}")
+        hot = labels.ndim == 2 and labels.shape[1] > 1
+        one_hot = "; for one-hot labels give their argmax(1)" if hot else ""
+        raise FedtailError(
+            f"{where}: labels must be one-dimensional, got shape {labels.shape}{one_hot}"
+        )
     if not np.issubdtype(labels.dtype, np.integer) and not _whole(labels):
         raise FedtailError(f"{where}: labels must be whole numbers, got {labels.dtype} values")
     if labels.size and labels.min() < 0:
@@ -150,13 +155,25 @@ def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) 
     return torch.from_numpy(labels.astype(np.int64))
 
 
+def must_be_inputs(x: np.ndarray | Tensor, where: str) -> None:
+    """Refuse inputs that are no numbers, or that do not have a sample and a feature axis."""
+    if isinstance(x, Tensor):
+        numbers = _dense(x) and not x.is_complex()
+        kind = f"a {x.layout} tensor of {x.dtype}".replace("torch.", "")
+    else:
+        numbers, kind = x.dtype.kind in "uifb", str(x.dtype)
+    if not numbers:
+        raise FedtailError(f"{where}: inputs must be numbers, got {kind}")
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise FedtailError(
+            f"{where}: inputs need a sample and a feature axis, got shape {tuple(x.shape)}"
+        )
+
+
 def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
     """Return inputs as uint8 or float32 without NaN or infinity, or say what is wrong with them."""
-    tensor = x if isinstance(x, Tensor) else _as_tensor(x, where)
-    if tensor.ndim < 2:
-        raise FedtailError(
-            f"{where}: inputs need a sample and a feature axis, got shape {tuple(tensor.shape)}"
-        )
+    must_be_inputs(x, where)
+    tensor = x.detach() if isinstance(x, Tensor) else _as_tensor(x)
     if tensor.dtype != torch.uint8:
         tensor = tensor.to(torch.float32)
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor, CHUNK)):
@@ -165,14 +182,48 @@ def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
 
 
 def checked_samples(
-    x: np.ndarray | Tensor, y: np.ndarray | Tensor, num_classes: int | None, where: str
+    x: np.ndarray | Tensor,
+    y: np.ndarray | Tensor,
+    num_classes: int | None,
+    where: str,
+    names: tuple[str, str] | None = None,
 ) -> Samples:
-    """Return checked samples; inputs and labels must have the same length, and at least one."""
-    if len(x) != len(y):
-        raise FedtailError(f"{where}: {len(x)} inputs but {len(y)} labels")
-    if not len(y):
-        raise FedtailError(f"{where}: no samples")
-    return Samples(checked_features(x, where), checked_labels(y, num_classes, where))
+    """Return checked samples; inputs and labels must have the same length, and at least one.
+
+    Parameters
+    ----------
+    x, y, num_classes
+        Inputs, labels, and how many classes there are, if that is known.
+    where
+        What they are of, for messages.
+    names
+        What the two arrays are called there.
+    """
+    at_x, at_y = (f"{where}, {name}" for name in names) if names else (where, where)
+    samples = Samples(checked_features(x, at_x), checked_labels(y, num_classes, at_y))
+    if len(samples.x) != len(samples.y):
+        raise FedtailError(
+            f"{where}{', ' + ' and '.join(names) if names else ''}: {len(samples.x)} inputs but "
+            f"{len(samples.y)} labels"
+        )
+    if not len(samples.y):
+        raise FedtailError(f"{at_x}: no samples")
+    return samples
+
+
+def as_numpy(values: object, where: str) -> np.ndarray:
+    """Return numbers or names as an array, or say why they cannot be one."""
+    if isinstance(values, Tensor):
+        if not _dense(values):
+            raise FedtailError(f"{where}: a dense tensor is needed, got {values.layout}")
+        # NumPy has no bfloat16.
+        return (values.double() if values.is_floating_point() else values).numpy(force=True)
+    try:
+        return np.asarray(values)
+    except Exception as error:  # lists may hold anything
+        if "inhomogeneous" in str(error):
+            raise FedtailError(f"{where}: rows of different lengths make no array") from None
+        raise FedtailError(f"{where}: this makes no array ({first_line(error)})") from None
 
 
 def class_names(names: Sequence[str] | None, *labels: Tensor) -> tuple[str, ...]:
@@ -182,10 +233,11 @@ def class_names(names: Sequence[str] | None, *labels: Tensor) -> tuple[str, ...]
     return tuple(str(c) for c in range(1 + max(int(y.max()) for y in labels)))
 
 
-def _as_tensor(x: np.ndarray, where: str) -> Tensor:
-    array = np.asarray(x)
-    if array.dtype.kind not in "uifb":
-        raise FedtailError(f"{where}: inputs must be numbers, got {array.dtype}")
+def _dense(values: Tensor) -> bool:
+    return values.layout == torch.strided and not values.is_quantized and not values.is_meta
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
     if array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is then refused

@@ -8,13 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.dataset import CHUNK, Dataset, Features, Samples, checked_samples, class_names
+from fedtail.data.dataset import (
+    CHUNK,
+    Dataset,
+    Features,
+    Samples,
+    as_numpy,
+    checked_samples,
+    class_names,
+    must_be_inputs,
+)
 from fedtail.errors import FedtailError
 from fedtail.rng import numpy_generator
 
@@ -62,10 +71,9 @@ def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Datas
     """Check the arrays and return them as a data set."""
     if raw.x_test is None or raw.y_test is None:
         raise FedtailError(f"{where}: x_test and y_test are missing")
-    names = None if raw.classes is None else [str(name) for name in np.asarray(raw.classes)]
-    count = None if names is None else len(names)
-    train = _samples(raw.x_train, raw.y_train, raw.scale, count, f"{where}, training set")
-    test = _samples(raw.x_test, raw.y_test, raw.scale, count, f"{where}, test set")
+    names = _names(raw.classes, f"{where}, classes")
+    train = _samples(raw.x_train, raw.y_train, raw, where, "train")
+    test = _samples(raw.x_test, raw.y_test, raw, where, "test")
     if train.x.shape[1:] != test.x.shape[1:]:
         raise FedtailError(
             f"{where}: a training input has shape {tuple(train.x.shape[1:])} "
@@ -124,20 +132,29 @@ def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
         return raw
     if raw.x_test is not None or raw.y_test is not None:
         raise FedtailError(f"{where}: x_test and y_test must be given together")
-    if len(raw.x_train) != len(raw.y_train):
+    if raw.client_test is not None:
+        raise FedtailError(f"{where}: client_test is given, but no x_test and y_test")
+    # Checked before it is cut: what is wrong is then said of the arrays that were given.
+    whole = _samples(raw.x_train, raw.y_train, raw, where, "train")
+    x, y = cast(Tensor, whole.x), whole.y
+    train, test = stratified(y.numpy(), fraction, seed)
+    if not len(test):
         raise FedtailError(
-            f"{where}, training set: {len(raw.x_train)} inputs but {len(raw.y_train)} labels"
+            f"{where}: no class is large enough to test with {fraction:g} of it: give x_test and "
+            "y_test, or a larger data.test_fraction"
         )
-    train, test = stratified(_numpy(raw.y_train), fraction, seed)
-    owner = None if raw.client_train is None else _numpy(raw.client_train)
+    owner = raw.client_train
+    if owner is not None:
+        owner = _owners(owner, len(y), f"{where}, client_train")
     return replace(
         raw,
-        x_train=raw.x_train[train],
-        y_train=raw.y_train[train],
-        x_test=raw.x_train[test],
-        y_test=raw.y_train[test],
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[test],
+        y_test=y[test],
         client_train=None if owner is None else owner[train],
         client_test=None if owner is None else owner[test],
+        scale=None,  # done
     )
 
 
@@ -180,23 +197,37 @@ def training_constants(x: Features, kind: Normalisation) -> Constants:
     return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
 
 
-def _samples(
-    x: Array, y: Array, scale: np.ndarray | float | None, classes: int | None, where: str
-) -> Samples:
-    return checked_samples(_channels_first(_scaled(x, scale, where)), y, classes, where)
+def _samples(x: Array, y: Array, raw: Raw, where: str, part: str) -> Samples:
+    """Return checked samples, the inputs scaled and as NCHW."""
+    inputs = x if isinstance(x, Tensor) else as_numpy(x, f"{where}, x_{part}")
+    must_be_inputs(inputs, f"{where}, x_{part}")
+    names = _names(raw.classes, f"{where}, classes")
+    scaled = _channels_first(_scaled(inputs, raw.scale, where))
+    count = None if names is None else len(names)
+    return checked_samples(scaled, y, count, where, (f"x_{part}", f"y_{part}"))
+
+
+def _names(given: Sequence[str] | np.ndarray | None, where: str) -> list[str] | None:
+    if given is None:
+        return None
+    names = as_numpy(given, where)
+    if names.ndim != 1 or not len(names):
+        raise FedtailError(f"{where}: a list of names is needed, got shape {names.shape}")
+    return [str(name) for name in names]
 
 
 def _scaled(x: Array, scale: np.ndarray | float | None, where: str) -> Array:
     if scale is None:
         return x
-    factor = np.asarray(scale, np.float32)
-    array = _numpy(x)
+    factor, array = as_numpy(scale, f"{where}, scale"), as_numpy(x, where)
+    if factor.dtype.kind not in "uif":
+        raise FedtailError(f"{where}, scale: numbers are needed, got {factor.dtype}")
     if factor.ndim > 1 or (factor.ndim == 1 and len(factor) not in (1, array.shape[-1])):
         raise FedtailError(
             f"{where}: scale has shape {factor.shape}, but the last axis of the inputs "
             f"has {array.shape[-1]} entries"
         )
-    return array.astype(np.float32) * factor
+    return array.astype(np.float32) * factor.astype(np.float32)
 
 
 def _channels_first(x: Array) -> Array:
@@ -224,7 +255,7 @@ def _clients(raw: Raw, where: str) -> tuple[np.ndarray | None, np.ndarray | None
 
 
 def _owners(values: Sequence[str] | Array, length: int, where: str) -> np.ndarray:
-    owners = _numpy(values)
+    owners = as_numpy(values, where)
     if owners.shape != (length,):
         raise FedtailError(f"{where}: shape {owners.shape}, but there are {length} samples")
     if owners.dtype.kind not in "uiUS":
@@ -237,15 +268,13 @@ def _client_names(
 ) -> tuple[str, ...]:
     if names is None or ids.dtype.kind not in "ui":
         return tuple(str(value) for value in ids)
-    if ids.min() < 0 or ids.max() >= len(names):
-        raise FedtailError(f"{where}: client {ids.max()} is beyond the {len(names)} names")
-    return tuple(str(names[value]) for value in ids)
+    known = _names(names, f"{where}, clients") or []
+    odd = next((value for value in ids.tolist() if not 0 <= value < len(known)), None)
+    if odd is not None:
+        raise FedtailError(f"{where}: client {odd} is beyond the {len(known)} names in clients")
+    return tuple(known[value] for value in ids)
 
 
 def _renumbered(owners: np.ndarray, number: dict[object, int]) -> np.ndarray:
     ids, inverse = np.unique(owners, return_inverse=True)
     return np.array([number[value] for value in ids.tolist()], np.int64)[inverse]
-
-
-def _numpy(values: Sequence[str] | Array) -> np.ndarray:
-    return values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)

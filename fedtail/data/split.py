@@ -117,7 +117,7 @@ class Split:
         """Rebuild a split from its file and the same labels, and check that it is the same one."""
         content = _read(text)
         try:
-            recipe = Recipe.model_validate(content["recipe"])
+            recipe = Recipe.inside(content["recipe"])
         except ValidationError as error:
             raise FedtailError(sentence(error, "recipe")) from error
         split = from_recipe(recipe, labels, num_classes, owner)
@@ -167,16 +167,13 @@ def make_split(
         How many samples of each class the server is to hold. They come from those the tail dropped;
         where these are too few, from those the clients would get, but never more than half.
     """
-    try:
-        recipe = Recipe(
-            tail=tail,
-            partition=partition,
-            clients=clients,
-            seed=seed,
-            server_per_class=server_per_class,
-        )
-    except ValidationError as error:
-        raise FedtailError(sentence(error)) from error
+    recipe = Recipe(
+        tail=tail,
+        partition=partition,
+        clients=clients,
+        seed=seed,
+        server_per_class=server_per_class,
+    )
     return from_recipe(recipe, labels, num_classes, owner)
 
 

@@ -55,7 +55,7 @@ def build(model: ModelLike, input_shape: Shape, num_classes: int) -> SplitModel:
 
 def _described(model: str | Mapping[str, Any]) -> ModelSpec:
     try:
-        return ModelSpec.model_validate(model)
+        return ModelSpec.inside(model)
     except ValidationError as error:
         raise FedtailError(sentence(error, "model")) from None
 

@@ -27,7 +27,7 @@ from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble
 from fedtail.models.heads import CosineHead, class_axis
 from fedtail.models.split import SplitModel
-from fedtail.plugins import load_plugins
+from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.report.lines import Line
 from fedtail.report.runs import Run
 from fedtail.rng import derive, numpy_generator
@@ -112,7 +112,10 @@ def first_finished(line: Line) -> Run | None:
 
 
 def feature_view(
-    run: Run, experiment: Experiment | None = None, samples: int = SAMPLES
+    run: Run,
+    experiment: Experiment | None = None,
+    samples: int = SAMPLES,
+    trust_plugins: bool = False,
 ) -> FeatureView:
     """Return the view of a finished run.
 
@@ -125,20 +128,22 @@ def feature_view(
         name them.
     samples
         How many test samples to show, as many of each class as the test set allows.
+    trust_plugins
+        Whether the plug-ins that the folder names may be imported, which runs them.
     """
     if samples < FEWEST:
         raise FedtailError(f"{samples} samples make no map: give at least {FEWEST}")
     if not run.finished:
         raise FedtailError(f"'{run.path}' has no model yet: features are those of a finished run")
     try:
-        chosen = described(run.path) if experiment is None else experiment
+        chosen = described(run.path, trust_plugins) if experiment is None else experiment
         with numerics(chosen.threads):
             return _view(run, prepare(chosen), samples)
     except FedtailError as error:
         raise FedtailError(f"no features of '{run.path}': {error}") from None
 
 
-def described(path: Path) -> Experiment:
+def described(path: Path, trust_plugins: bool) -> Experiment:
     """Return the experiment that a folder describes, on any device that is here."""
     plain = load_experiment(RunFolder(path).experiment)
     for section, mark in MADE_IN_PYTHON.items():
@@ -147,7 +152,9 @@ def described(path: Path) -> Experiment:
                 f"its {section} was made in Python; look at it there, with "
                 "fedtail.report.feature_view(run, experiment)"
             )
-    load_plugins(plain.get("plugins", []))
+    plugins = stored_plugins(plain)
+    must_be_trusted(plugins, path, trust_plugins)
+    load_plugins(plugins)
     return make_experiment({**plain, "device": "auto"})
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 import fedtail
 from fedtail.config import Config
-from fedtail.errors import FedtailError, sentence, unknown_name
+from fedtail.errors import FedtailError, unknown_name
 from fedtail.experiment import Experiment, load_experiment, make_experiment, override
 
 Scale = Literal["full", "reduced", "smoke"]
@@ -215,8 +215,8 @@ def load(name: str) -> Table:
     plain = merged(*layers)
     try:
         recipe = Recipe.model_validate(plain)
-    except ValidationError as error:
-        raise FedtailError(f"{path.name}: {sentence(error)}") from None
+    except FedtailError as error:
+        raise FedtailError(f"{path.name}: {error}") from None
     return Table(name, recipe, _cells(path.with_suffix(".csv")))
 
 

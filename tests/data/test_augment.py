@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from fedtail.data.augment import Augment, normalised
+from fedtail.errors import FedtailError
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -124,5 +124,5 @@ def test_normalised_by_hand() -> None:
 
 @pytest.mark.parametrize("field", ["crop", "cutout"])
 def test_a_negative_size_is_refused(field: str) -> None:
-    with pytest.raises(ValidationError, match=field):
+    with pytest.raises(FedtailError, match=field):
         Augment.model_validate({field: -1})

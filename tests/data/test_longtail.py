@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from pydantic import ValidationError
 
 from fedtail.data.longtail import Cut, Exponential, NoTail, Step, Tail
 from fedtail.data.partitions import Labels
@@ -92,7 +91,7 @@ def test_no_tail_keeps_everything() -> None:
 
 @pytest.mark.parametrize("name", ["exponential", "step"])
 def test_imbalance_below_one_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+    with pytest.raises(FedtailError, match="greater than or equal to 1"):
         Tail.model_validate({"name": name, "imbalance": 0.01})
 
 

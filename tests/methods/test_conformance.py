@@ -21,7 +21,7 @@ import pytest
 import tiny
 import torch
 from method_needs import MODELS, input_shape, make_experiment, make_method, make_model, needs
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from fedtail import FedtailError, Method, RunStopped, run
 from fedtail.callbacks import Callback, Record
@@ -303,7 +303,7 @@ def test_a_description_rebuilds_the_method(name: str) -> None:
 
 @every_method
 def test_an_unknown_key_is_refused_by_name(name: str) -> None:
-    with pytest.raises((FedtailError, ValidationError), match="unknown key 'no_such_field'"):
+    with pytest.raises(FedtailError, match="unknown key 'no_such_field'"):
         Method.model_validate({"name": name, "no_such_field": 1})
 
 
@@ -334,7 +334,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str) -> None:
         table: Any = value
         for key in reversed(path):
             table = {key: table}
-        with pytest.raises(ValidationError) as refused:
+        with pytest.raises(FedtailError) as refused:
             Method.model_validate({"name": name, **table})
         assert path[-1] in str(refused.value)
 

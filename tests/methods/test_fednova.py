@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedtail import FedAvg, FedNova, FedProx, FedtailError, LocalTraining, ServerSGD, run
@@ -142,10 +141,10 @@ def test_models_cannot_be_summed_unseen() -> None:
 
 
 def test_adam_is_refused() -> None:
-    with pytest.raises((FedtailError, ValidationError), match=r"'fednova' counts steps of sgd"):
+    with pytest.raises(FedtailError, match=r"'fednova' counts steps of sgd"):
         FedNova(local=LocalTraining(optimizer="adam"))
 
 
 def test_a_pull_that_overshoots_is_refused() -> None:
-    with pytest.raises((FedtailError, ValidationError), match=r"mu = 2 is too large: from 1 / lr"):
+    with pytest.raises(FedtailError, match=r"mu = 2 is too large: from 1 / lr"):
         FedNova(local=LocalTraining(lr=0.5), mu=2.0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedtail import FedAvg, FedtailError, LocalTraining, LogitCalibration, Scaffold, ServerSGD, run
@@ -287,7 +286,7 @@ def test_statistics_are_averaged_and_have_no_control_variate() -> None:
 
 
 def test_adam_is_refused() -> None:
-    with pytest.raises((FedtailError, ValidationError), match=r"'scaffold' counts steps of sgd"):
+    with pytest.raises(FedtailError, match=r"'scaffold' counts steps of sgd"):
         Scaffold(local=LocalTraining(optimizer="adam"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from fedtail.config import Config
 from fedtail.errors import FedtailError
@@ -66,9 +65,9 @@ def test_index_beyond_the_classes_is_refused() -> None:
 
 
 def test_crossed_lines_are_refused() -> None:
-    with pytest.raises(ValidationError, match="few = 30 must not exceed many = 20"):
+    with pytest.raises(FedtailError, match="few = 30 must not exceed many = 20"):
         ThresholdGroups(many=20, few=30)
-    with pytest.raises(ValidationError, match="many_until = 7 must not exceed medium_until = 4"):
+    with pytest.raises(FedtailError, match="many_until = 7 must not exceed medium_until = 4"):
         IndexGroups(many_until=7, medium_until=4)
 
 

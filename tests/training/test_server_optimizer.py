@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedtail import (
@@ -233,7 +232,7 @@ def test_it_is_found_by_name() -> None:
 
 
 def test_nesterov_needs_momentum() -> None:
-    with pytest.raises((FedtailError, ValidationError), match="nesterov needs momentum above 0"):
+    with pytest.raises(FedtailError, match="nesterov needs momentum above 0"):
         ServerSGD(nesterov=True)
 
 
@@ -241,5 +240,5 @@ def test_nesterov_needs_momentum() -> None:
     "fields", [{"lr": 0}, {"beta1": 1}, {"beta2": 1}, {"tau": 0}, {"beta1": -0.1}]
 )
 def test_a_value_out_of_range_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(fields))):
+    with pytest.raises(FedtailError, match=next(iter(fields))):
         ServerAdam(**fields)

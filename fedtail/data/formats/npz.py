@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.lib.format import (
+    MAGIC_PREFIX,
+    read_array,
+    read_array_header_1_0,
+    read_array_header_2_0,
+    read_magic,
+)
 
+from fedtail.data.memory import memory
 from fedtail.data.raw import RAW_KEYS, Raw
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, shown
+from fedtail.metrics.traffic import human_bytes
+from fedtail.plugins import first_line
 
 REQUIRED = ("x_train", "y_train")
 
 
 def read_npz(path: Path) -> Raw:
-    """Return the arrays of a file; keys that mean nothing here are left alone."""
+    """Return the arrays of a file; keys that mean nothing here are left alone.
+
+    What it claims to hold is read from its headers and compared with its own directory and with
+    this machine's memory before anything is unpacked.
+    """
     if not path.is_file():
         raise FedtailError(f"there is no file {path}")
-    # Opened here: NumPy leaves a file open that turns out not to be a zip archive.
     with path.open("rb") as file:
         return _read(file, path)
 
@@ -48,26 +64,66 @@ def write_npz(path: Path, raw: Raw) -> None:
 
 
 def _read(file: BinaryIO, path: Path) -> Raw:
-    try:
-        archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise FedtailError(f"{path} is not an npz file without pickled objects") from error
-    if not isinstance(archive, np.lib.npyio.NpzFile):
+    if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
         raise FedtailError(f"{path} holds one array; an npz with {', '.join(REQUIRED)} is needed")
-    with archive:
-        missing = [key for key in REQUIRED if key not in archive]
-        if missing:
-            raise FedtailError(
-                f"{path}: key '{missing[0]}' is missing (found: {', '.join(sorted(archive))})"
-            )
-        return Raw(**{key: _array(archive, key, path) for key in RAW_KEYS if key in archive})
-
-
-def _array(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
     try:
-        array: np.ndarray = archive[key]
+        archive = zipfile.ZipFile(file)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise FedtailError(f"{path} is not an npz file, or it is damaged") from error
+    with archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        missing = [key for key in REQUIRED if key not in members]
+        if missing:
+            found = shown(sorted(members))
+            raise FedtailError(f"{path}: key '{missing[0]}' is missing (found: {found})")
+        chosen = {key: members[key] for key in RAW_KEYS if key in members}
+        sizes = {key: _checked_size(archive, info, path) for key, info in chosen.items()}
+        _check_fits(sizes, path)
+        return Raw(**{key: _array(archive, info, path) for key, info in chosen.items()})
+
+
+def _checked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
+    """Return how many bytes an array takes, read from its header; nothing is unpacked."""
+    key = info.filename.removesuffix(".npy")
+    with _explained(key, path), archive.open(info) as member:
+        version = read_magic(member)
+        read_header = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        header = member.tell()
+    if dtype.hasobject:
+        raise FedtailError(f"{path}: '{key}' holds Python objects; pickled objects are refused")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or header + size != info.file_size:
         raise FedtailError(
-            f"{path}: '{key}' cannot be read (pickled objects are refused)"
+            f"{path}: '{key}' claims to be {shown(dtype)} of shape {shown(shape)}, but the file "
+            f"holds {human_bytes(info.file_size - header)} of it"
+        )
+    return size
+
+
+def _check_fits(sizes: Mapping[str, int], path: Path) -> None:
+    """Refuse arrays that are larger than the memory: a small file can claim to be any size."""
+    room = memory()
+    if sum(sizes.values()) > room:
+        key = max(sizes, key=sizes.__getitem__)
+        raise FedtailError(
+            f"{path} needs {human_bytes(sum(sizes.values()))} of memory ('{key}' alone "
+            f"{human_bytes(sizes[key])}), but there are {human_bytes(room)}"
+        )
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    with _explained(info.filename.removesuffix(".npy"), path), archive.open(info) as member:
+        return read_array(member, allow_pickle=False)
+
+
+@contextmanager
+def _explained(key: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise FedtailError(f"{path}: there is not enough memory for '{key}'") from None
+    except Exception as error:  # zip, deflate and npy each fail in ways of their own
+        raise FedtailError(
+            f"{path}: '{key}' cannot be read, the file is damaged or no npz ({first_line(error)})"
         ) from error
-    return array

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import Field, SkipValidation
 from torch import Tensor
 
-from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.dataset import About, Dataset, Source, as_numpy
 from fedtail.data.raw import RAW_KEYS, Array, Raw
 from fedtail.data.sources.own import OwnSource
 from fedtail.errors import FedtailError
@@ -51,7 +50,7 @@ class Arrays(OwnSource):
         given = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
         for key in ("client_train", "client_test"):
             given[key] = fields.pop(key, None)
-        arrays = {key: _array(value) for key, value in given.items()}
+        arrays = {key: _array(value, key) for key, value in given.items()}
         super().__init__(**arrays, **fields)
 
     def load(self) -> Dataset:
@@ -81,5 +80,5 @@ class Arrays(OwnSource):
         return "from Python only: Arrays(x_train, y_train, x_test, y_test)"
 
 
-def _array(value: Any) -> Any:
-    return value if value is None or isinstance(value, Tensor) else np.asarray(value)
+def _array(value: Any, name: str) -> Any:
+    return value if value is None or isinstance(value, Tensor) else as_numpy(value, name)
