@@ -13,6 +13,7 @@ from fedtail import LDAM, RIDE, FedtailError, LDAMLoss, LocalTraining, Method, R
 from fedtail.losses import BalancedSoftmax, CrossEntropy
 from fedtail.models import CosineHead, ExpertModel, SplitModel, experts
 from fedtail.protocol import Payload, grouped
+from fedtail.rng import contained
 
 
 def two_heads() -> ExpertModel:
@@ -49,8 +50,9 @@ def test_one_expert_is_ldam_to_the_bit(model: Any, cosine: bool) -> None:
 
 def test_every_expert_moves_and_they_differ() -> None:
     method = RIDE(local=tiny.quick())
-    base = SplitModel(tiny.plain_model())
-    model = method.build_model(base)
+    # Once in 64 draws all six ReLUs of an expert are dead, and its head cannot move.
+    with contained(0):
+        model = method.build_model(SplitModel(tiny.plain_model()))
     assert isinstance(model, ExpertModel)
     assert model.count == 3
     assert all(isinstance(head, CosineHead) and head.scale == 30 for head in model.heads)
