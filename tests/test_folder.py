@@ -16,7 +16,7 @@ from fedtail.folder import RunFolder, environment, free_folder
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.must_be_new()
-    folder.begin("seed = 0\n", "{}", {"threads": 1})
+    folder.begin("seed = 0\n", "{}", {"threads": 1}, {})
     with pytest.raises(FedtailError, match=r"already holds a run: go on with it .*--resume"):
         folder.must_be_new()
 
@@ -47,7 +47,7 @@ def test_what_is_known_before_the_first_round(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a" / "b")
 
     # Execute
-    folder.begin("seed = 0\n", '{"format": 1}', {"threads": 3})
+    folder.begin("seed = 0\n", '{"format": 1}', {"threads": 3}, {"split": "a"})
 
     # Assert
     folder.must_be_a_run()
@@ -64,7 +64,7 @@ def test_the_description_is_written_last(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "fedtail.folder.write_atomic", lambda path, content: written.append(path.name)
     )
-    RunFolder(tmp_path).begin("", "", {})
+    RunFolder(tmp_path).begin("", "", {}, {})
     assert written[-1] == "experiment.toml"
 
 

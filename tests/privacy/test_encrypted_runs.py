@@ -130,8 +130,8 @@ def test_a_pool_has_the_key_and_its_parent_has_not(monkeypatch: pytest.MonkeyPat
     def forbidden(*_: object) -> None:
         raise AssertionError("the server's process opened the secret key")
 
-    monkeypatch.setattr("fedtail.privacy.ckks.Keyholder.open", forbidden)
-    monkeypatch.setattr("fedtail.privacy.guard.make_keys", forbidden)
+    for taboo in ("ckks.Keyholder.of", "unnamed.UnnamedKey.read", "unnamed.new_keys"):
+        monkeypatch.setattr(f"fedtail.privacy.{taboo}", forbidden)
     experiment = tiny.experiment(rounds=2)
     found = run(experiment.but(encrypt=True, workers=2))
     assert far(found, run(experiment)) < 1e-4
