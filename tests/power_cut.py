@@ -180,5 +180,5 @@ def lay_out(disk: Disk, root: Path) -> None:
 
 def read_in(root: Path) -> Disk:
     """Return a real folder as a disk."""
-    found = [path for path in root.rglob("*")]
+    found = list(root.rglob("*"))
     return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in found}
