@@ -148,9 +148,13 @@ def test_a_pool_has_the_key_and_its_parent_has_not(monkeypatch: pytest.MonkeyPat
 def test_the_keys_of_a_run_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Prepare: all that a run could leave behind is here, and the secret key is known.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    read = UnnamedKey.read
-    seen: list[bytes] = []
-    monkeypatch.setattr(UnnamedKey, "read", lambda self: seen.append(read(self)) or seen[-1])
+    read, seen = UnnamedKey.read, []
+
+    def reading(self: UnnamedKey) -> bytes:
+        seen.append(read(self))
+        return seen[-1]
+
+    monkeypatch.setattr(UnnamedKey, "read", reading)
 
     class Searching(Callback):
         def on_round(self, record: Record) -> None:
