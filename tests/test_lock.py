@@ -23,7 +23,7 @@ def hold(folder: str, pipe: Connection) -> None:
 
 def test_another_process_is_named_and_its_death_lets_go(tmp_path: Path) -> None:
     # Prepare
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(str(tmp_path), theirs))
     process.start()
