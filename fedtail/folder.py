@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -19,15 +21,18 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedtail.engines.wire import pack_tensors
+from fedtail.callbacks.jsonl import read_records
+from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import make_folder, remove, sync_folder, write_atomic
+from fedtail.lock import LOCK
 from fedtail.version import __version__
 
 FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}
 """Fields that do not change what a run computes: a resumed run may have others."""
 MOST_CLASSES = 200
 """With more classes no table of confusions is kept."""
+log = logging.getLogger("fedtail")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,16 @@ class RunFolder:
     def model(self) -> Path:
         """The model that is tested and shipped; there when the run is finished."""
         return self.path / "model.safetensors"
+
+    @property
+    def model_digest(self) -> Path:
+        """SHA-256 of the model's file, as ``sha256sum --check`` reads it."""
+        return self.path / "model.safetensors.sha256"
+
+    @property
+    def digests(self) -> Path:
+        """SHA-256 of what the run trains and tests on."""
+        return self.path / "digests.json"
 
     @property
     def confusion(self) -> Path:
@@ -102,10 +117,38 @@ class RunFolder:
                 f"'{self.path}' holds a run with another '{odd}'; resume it as it is"
             )
 
-    def begin(self, experiment: str, split: str, numerics: Mapping[str, Any]) -> None:
+    def must_be_on(self, digests: Mapping[str, str]) -> list[str]:
+        """Refuse to go on with other data or another split than the run began with.
+
+        Parameters
+        ----------
+        digests
+            Of what is here (`Setting.digests`).
+
+        Returns
+        -------
+        list of str
+            Sentences on what could not be compared.
+        """
+        try:
+            stored = json.loads(self.digests.read_bytes())
+            differ = [name for name in digests if stored[name] != digests[name]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [f"'{self.digests}' cannot be read: whether data and split are the same is open"]
+        if differ:
+            raise FedtailError(
+                f"'{self.path}' holds a run with another {differ[0]}: resume it with what it began "
+                "with, or begin a new run"
+            )
+        return []
+
+    def begin(
+        self, experiment: str, split: str, numerics: Mapping[str, Any], digests: Mapping[str, str]
+    ) -> None:
         """Write what is known before the first round."""
         files = {
             self.path / "split.json": split,
+            self.digests: json.dumps(digests, indent=1),
             self.path / "env.json": json.dumps({**environment(), **numerics}, indent=1),
             # Last: a folder with a description is a run that can be resumed.
             self.experiment: experiment,
@@ -122,7 +165,7 @@ class RunFolder:
         """Leave nothing behind that a second attempt would stumble over."""
         with contextlib.suppress(OSError):
             for path in files:
-                path.unlink(missing_ok=True)
+                remove(path)
             self.path.rmdir()
 
     def keep_confusion(self, classes: Sequence[str], confusion: Tensor) -> None:
@@ -135,19 +178,37 @@ class RunFolder:
             write_atomic(self.confusion, json.dumps(content, ensure_ascii=False))
 
     def finish(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the model."""
-        write_atomic(self.model, pack_tensors(tensors))
+        """Write the model, after its digest: the model makes a run count as finished."""
+        data = pack_tensors(tensors)
+        if self.finished:  # a model of an earlier end never stands beside another's digest
+            remove(self.model)
+            sync_folder(self.path)
+        write_atomic(self.model_digest, f"{_sha256(data)}  {self.model.name}\n")
+        write_atomic(self.model, data)
+
+    def shipped(self) -> dict[str, Tensor]:
+        """Return the model of a finished run; one that is not what was written is refused."""
+        data = self.model.read_bytes()
+        if not self.model_digest.is_file():
+            log.warning("'%s' cannot be checked: '%s' is missing", self.model, self.model_digest)
+        elif self.model_digest.read_text(errors="replace").split()[:1] != [_sha256(data)]:
+            raise FedtailError(
+                f"'{self.model}' is damaged: its SHA-256 is not that of '{self.model_digest.name}'"
+            )
+        return unpack_tensors(data, str(self.model))
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rounds so far."""
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        return read_records(self.metrics)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _early(path: Path) -> bool:
     """Whether this is what a kill leaves of `begin` before the run can be resumed."""
-    return path.name in ("split.json", "env.json") or (
+    return path.name in ("split.json", "digests.json", "env.json", LOCK) or (
         path.name.startswith(".") and path.suffix == ".tmp"
     )
 

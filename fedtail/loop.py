@@ -20,6 +20,7 @@ from fedtail.callbacks import (
     RunInfo,
     Snapshot,
     read_records,
+    rebuild,
     trackers,
 )
 from fedtail.callbacks.progress import SHOWN
@@ -29,6 +30,7 @@ from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped, blaming
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
+from fedtail.lock import locked
 from fedtail.metrics import Evaluation, personal_scores, scores
 from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
@@ -218,10 +220,15 @@ def run(
     if folder is not None:
         folder.must_be_here() if resume else folder.must_be_new()
     with ExitStack() as stack:
+        if folder is not None and resume:
+            stack.enter_context(locked(folder.path))
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
         guard = stack.enter_context(guarded(setting))
+        if folder is not None and not resume:
+            stack.enter_context(locked(folder.path))
+            folder.must_be_new()  # another process may have been faster
         place = setting.workplace(guard.shield)
         workers, remarks = bounded(experiment.workers, setting.cohort)
         embedded = Embedded(
@@ -274,10 +281,12 @@ class Loop:
             state = method.init(self.setting.model, server)
         if resume and self.folder is not None:
             self.folder.must_hold(experiment.describe())
+            self.warn(self.folder.must_be_on(self.setting.digests()))
         saved = self.restore(type(state)) if resume else None
+        done = 0 if saved is None else saved.round
+        history = self.history(done, {} if saved is None else saved.record) if resume else []
         carried = Ledger()
         told: Mapping[str, Scalar] = {}
-        history: list[dict[str, Any]] = []
         if saved is None:
             self.begin()
             state = drive(method.setup(state, server), state, self.engine, server, carried)
@@ -287,13 +296,11 @@ class Loop:
             carried.clients.clear()  # its cost is the first round's, its answers are not
             told = server.logged
         else:
-            state, history = saved.state, self.history(saved.round)
+            state = saved.state
             self.engine.states.update(saved.client_states)
-            if self.budget is not None:
-                self.budget.recall(history)
-        self.tell_start(saved.round if saved else 0)
+        self.tell_start(done)
         self.warn(self.remarks)
-        for number in range(len(history) + 1, experiment.rounds + 1):
+        for number in range(done + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])
                 break
@@ -308,7 +315,7 @@ class Loop:
             history.append(record)
             for callback in self.callbacks:
                 callback.on_round(record)
-            snapshot = Snapshot(number, state, dict(self.engine.states))
+            snapshot = Snapshot(number, state, dict(self.engine.states), record)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
         # 4. What is shipped.
@@ -319,26 +326,51 @@ class Loop:
         return self.budget is None or self.budget.affords(number)
 
     def restore(self, kind: type[Any]) -> Snapshot | None:
-        """Return what the run's checkpoint holds, if it got that far."""
-        return next((c.load(kind) for c in self.callbacks if isinstance(c, Checkpoint)), None)
+        """Return what the run's newest whole checkpoint holds, if it got that far."""
+        checkpoint = next((c for c in self.callbacks if isinstance(c, Checkpoint)), None)
+        saved = None if checkpoint is None else checkpoint.load(kind)
+        if checkpoint is not None and saved is not None:
+            self.warn(
+                f"{damage}; the run goes on from the checkpoint of round {saved.round}"
+                for damage in checkpoint.damage
+            )
+        return saved
 
-    def history(self, rounds: int) -> list[dict[str, Any]]:
-        """Return the records of the rounds that the checkpoint stands on."""
+    def history(self, done: int, last: Record) -> list[dict[str, Any]]:
+        """Return the records of the rounds that the checkpoint stands on, as far as they are there.
+
+        Parameters
+        ----------
+        done
+            How many rounds that is.
+        last
+            The record of the last of them, which the checkpoint has itself.
+        """
         if self.folder is None:
             return []
-        records = read_records(self.folder.metrics, until=rounds)
-        if [record["round"] for record in records] != list(range(1, rounds + 1)):
-            raise FedtailError(
-                f"'{self.folder.metrics}' does not hold the {rounds} rounds of the checkpoint"
-            )
-        return records
+        metrics, read = self.folder.metrics, read_records(self.folder.metrics)
+        found = {done: dict(last)} if last else {}
+        found |= {record["round"]: record for record in read}
+        if self.budget is not None:
+            self.budget.recall(found, done)
+        if read and not done:
+            self.warn([f"'{self.folder.path}' has no checkpoint: the run starts again"])
+        history = [found[number] for number in range(1, done + 1) if number in found]
+        missing = sorted(set(range(1, done + 1)) - found.keys())
+        if missing:
+            rounds = ", ".join([*map(str, missing[:10]), *(["..."] if missing[10:] else [])])
+            self.warn([f"'{metrics}' is damaged: what it held of round {rounds} is lost"])
+        if history != [record for record in read if record["round"] <= done]:
+            rebuild(metrics, history)
+        return history
 
     def begin(self) -> None:
         """Write what is known before the first round."""
         if self.folder is not None and not self.folder.experiment.exists():
             experiment = self.setting.experiment
             facts = {"threads": experiment.threads, "device": str(self.setting.device)}
-            self.folder.begin(experiment.to_toml(), self.setting.split.to_json(), facts)
+            split, digests = self.setting.split.to_json(), self.setting.digests()
+            self.folder.begin(experiment.to_toml(), split, facts, digests)
 
     def tell_start(self, done: int) -> None:
         """Tell the callbacks what is to come."""
@@ -471,7 +503,7 @@ class Loop:
 
     def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
         """Ship the model and tell everyone."""
-        server = self.setting.server(len(history))
+        server = self.setting.server(history[-1]["round"])
         # A run that was killed after its last round has not tested in this process.
         tensors = self.tested or self.shippable(state, server, Ledger())
         if self.folder is not None:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedtail.data.dataset import Dataset
+from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, make_split
@@ -22,8 +22,11 @@ from fedtail.models import build, with_cosine_heads
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
+from fedtail.state import digest
 
 DEFAULT_CLIENTS = 10
+LOOKED_AT = 64
+"""How many inputs stand for all where each is decoded from a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,14 @@ class Setting:
         """How many training samples of each class all clients hold together."""
         return tuple(self.federation.class_counts().tolist())
 
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
+        sets = {"training set": self.dataset.train, "test set": self.dataset.test}
+        return {
+            **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
+            "split": self.split.digest,
+        }
+
     def server(self, round: int) -> Server:
         """Return the server of one round."""
         clients = range(len(self.federation))
@@ -84,6 +95,13 @@ class Setting:
             self.device,
             shield,
         )
+
+
+def _seen(x: Features) -> Tensor:
+    """Return inputs as a tensor; of those that are read from files on demand, a few for all."""
+    if isinstance(x, Tensor):
+        return x
+    return x[torch.arange(0, len(x), max(1, len(x) // LOOKED_AT))]
 
 
 def choose_device(name: str) -> torch.device:

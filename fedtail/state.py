@@ -35,7 +35,7 @@ def digest(tensors: Tensors) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         if tensor.numel():  # torch does not view an empty tensor as bytes
-            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -47,7 +46,5 @@ def kill_when(
 
 def rounds_done(folder: Path) -> int:
     """Return how many rounds the checkpoint of a run stands on."""
-    try:
-        return int(json.loads((folder / "checkpoint" / "manifest.json").read_bytes())["round"])
-    except FileNotFoundError:
-        return 0
+    manifests = (folder / "checkpoint").glob("manifest-*.json")
+    return max((int(path.stem.partition("-")[2]) for path in manifests), default=0)

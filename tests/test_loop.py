@@ -329,10 +329,12 @@ def test_a_folder_holds_the_whole_run(tmp_path: Path) -> None:
     assert names == [
         "checkpoint",
         "confusion.json",
+        "digests.json",
         "env.json",
         "experiment.toml",
         "metrics.jsonl",
         "model.safetensors",
+        "model.safetensors.sha256",
         "report.html",
         "split.json",
     ]

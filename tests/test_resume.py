@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,17 @@ import numpy as np
 import pytest
 import tiny
 
-from fedtail import Callback, Experiment, FedAvg, FedtailError, Method, ModelState, Result, run
+from fedtail import (
+    Arrays,
+    Callback,
+    Experiment,
+    FedAvg,
+    FedtailError,
+    Method,
+    ModelState,
+    Result,
+    run,
+)
 from fedtail.callbacks import Record
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.plugins import load_plugins
@@ -164,7 +176,7 @@ def test_a_torn_last_line(torn: str, whole: tuple[Result, Path], tmp_path: Path)
 
 def test_left_over_files(whole: tuple[Result, Path], tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 4)
-    for name in ("checkpoint/.manifest.json.1.tmp", ".metrics.jsonl.1.tmp"):
+    for name in ("checkpoint/.manifest-000004.json.1.tmp", ".metrics.jsonl.1.tmp"):
         (tmp_path / "run" / name).write_text("{")
     (tmp_path / "run" / "checkpoint" / "server-000004.safetensors").write_bytes(b"half")
     assert run(stateful(), out=tmp_path / "run", resume=True).digest == whole[0].digest
@@ -176,25 +188,132 @@ def refused(folder: Path) -> str:
     return str(error.value)
 
 
-def test_a_truncated_checkpoint_file_is_one_sentence(tmp_path: Path) -> None:
-    interrupted(tmp_path / "run", 3)
-    path = tmp_path / "run" / "checkpoint" / "server-000002.safetensors"
+class Listening(Callback):
+    """Keeps what went wrong."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def on_warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def resumed(folder: Path) -> tuple[Result, list[str]]:
+    heard = Listening()
+    return run(stateful(), out=folder, resume=True, callbacks=[heard]), heard.warnings
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
+    whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    interrupted(tmp_path / "run", 4)
+    path = tmp_path / "run" / "checkpoint" / "server-000003.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    assert "is missing, truncated or changed" in refused(tmp_path / "run")
+    result, warnings = resumed(tmp_path / "run")
+    assert warnings == [
+        f"the checkpoint file '{path}' is missing, truncated or changed; "
+        "the run goes on from the checkpoint of round 2"
+    ]
+    assert result.digest == whole[0].digest
+    assert scores(lines(tmp_path / "run")) == scores(lines(whole[1]))
+
+
+def test_two_damaged_checkpoints_are_one_sentence(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 4)
+    for path in (tmp_path / "run" / "checkpoint").glob("server-*"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert "no checkpoint is whole" in refused(tmp_path / "run")
 
 
 def test_a_manifest_of_another_format_is_one_sentence(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 3)
-    path = tmp_path / "run" / "checkpoint" / "manifest.json"
+    path = tmp_path / "run" / "checkpoint" / "manifest-000002.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 7}))
     assert "in format 7" in refused(tmp_path / "run")
 
 
-def test_lost_metrics_are_one_sentence(tmp_path: Path) -> None:
-    # To go on from round 1 with the model of round 2 would be worse than to stop.
+def test_lost_manifests_are_said_and_the_run_starts_again(
+    whole: tuple[Result, Path], tmp_path: Path
+) -> None:
     interrupted(tmp_path / "run", 3)
+    for path in (tmp_path / "run" / "checkpoint").glob("manifest-*"):
+        path.unlink()
+    result, warnings = resumed(tmp_path / "run")
+    assert warnings == [f"'{tmp_path / 'run'}' has no checkpoint: the run starts again"]
+    assert result.digest == whole[0].digest
+    assert scores(lines(tmp_path / "run")) == scores(lines(whole[1]))
+
+
+@pytest.mark.parametrize(("damage", "left"), [("line 2", [1, 3, 4, 5, 6]), ("file", [3, 4, 5, 6])])
+def test_damaged_metrics_are_rebuilt_as_far_as_they_can_be(
+    damage: str, left: list[int], whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    # The checkpoint of round 3 has the record of round 3 itself.
+    interrupted(tmp_path / "run", 4)
+    path = tmp_path / "run" / "metrics.jsonl"
+    if damage == "file":
+        path.unlink()
+    else:
+        text = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([text[0], "x" + text[1], *text[2:]]))
+    result, warnings = resumed(tmp_path / "run")
+    lost = ", ".join(str(n) for n in (1, 2, 3) if n not in left)
+    assert warnings == [f"'{path}' is damaged: what it held of round {lost} is lost"]
+    assert result.digest == whole[0].digest
+    assert [record["round"] for record in lines(tmp_path / "run")] == left
+    assert scores(lines(tmp_path / "run")) == [
+        record for record in scores(lines(whole[1])) if record["round"] in left
+    ]
+    assert scores(result.history) == scores(lines(tmp_path / "run"))
+
+
+def test_a_finished_run_that_lost_its_metrics_has_its_last_round(
+    whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(whole[1], tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    assert "metrics.jsonl" in refused(tmp_path / "run")
+    result, _ = resumed(tmp_path / "run")
+    assert result.digest == whole[0].digest
+    assert result.metrics["round"] == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [("x_train", "training set"), ("x_test", "test set"), ("owner", "split")]
+)
+def test_other_data_are_refused(change: str, what: str, tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 3)
+    arrays = tiny.arrays()
+    if change == "owner":
+        arrays["client_train"] = arrays["client_train"][::-1].copy()
+    else:
+        arrays[change].flat[5] ^= 1
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(FedtailError, match=f"holds a run with another {what}: resume it with"):
+        run(stateful(data=Arrays(**arrays)), out=tmp_path / "run", resume=True)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_lost_digests_are_said(whole: tuple[Result, Path], tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", 3)
+    (tmp_path / "run" / "digests.json").write_text("{")
+    result, (warning,) = resumed(tmp_path / "run")
+    assert "digests.json' cannot be read: whether data and split are the same" in warning
+    assert result.digest == whole[0].digest
+
+
+def test_a_run_holds_its_folder(tmp_path: Path) -> None:
+    class Second(Callback):
+        """Resumes the run while it runs."""
+
+        def on_round(self, record: Record) -> None:
+            said.append(refused(tmp_path / "run"))
+
+    said: list[str] = []
+    run(stateful(), out=tmp_path / "run", callbacks=[Second()])
+    assert len(said) == 6
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert said[0] == f"'{tmp_path / 'run'}' is in use by {holder}: wait for it, or end it"
+    assert not (tmp_path / "run" / "lock").exists()
 
 
 def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fedtail.callbacks.base import Callback, Record, RunInfo, Snapshot
 from fedtail.callbacks.checkpoint import Checkpoint
-from fedtail.callbacks.jsonl import JsonLines, read_records
+from fedtail.callbacks.jsonl import JsonLines, read_records, rebuild
 from fedtail.callbacks.mlflow import MLflow
 from fedtail.callbacks.progress import Progress
 from fedtail.callbacks.tensorboard import TensorBoard
@@ -29,5 +29,6 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "read_records",
+    "rebuild",
     "trackers",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,15 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run needs to go on from the end of a round: the server's state and the clients'."""
+    """What a run needs to go on from the end of a round: the server's state and the clients'.
+
+    The record is that of the round itself, so that no run goes on without the numbers it stands on.
+    """
 
     round: int
     state: Any
     client_states: Mapping[int, dict[str, Tensor]]
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 Record = Mapping[str, Any]

@@ -1,7 +1,8 @@
 """Checkpoints: after a kill at any instant, the run goes on from the last round that was saved.
 
-``checkpoint/manifest.json`` names the files that belong together, with the SHA-256 of each. It is
-replaced last and in one step, so the files it names are always whole; files that it does not name
+``checkpoint/manifest-ROUND.json`` names the files that belong together, with the SHA-256 of each
+and of itself. It is written last and in one step, so the files it names are always whole. The
+newest two are kept: if a disk damages one, the run goes on from the other. Files that neither names
 are left-overs. A client's state is written only when it changed.
 """
 
@@ -16,15 +17,21 @@ from typing import Any
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, RunInfo, Snapshot
+from fedtail.callbacks.jsonl import json_ready
 from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.state import flatten, restore
 from fedtail.version import __version__
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+FORMAT = 2
+KEPT = 2
+"""How many checkpoints are kept."""
 Entry = dict[str, str]  # {"file": name, "sha256": ...}
+
+
+class Damaged(FedtailError):
+    """A checkpoint that is not what was written."""
 
 
 class Checkpoint(Callback):
@@ -36,13 +43,20 @@ class Checkpoint(Callback):
         Where to.
     every
         After how many rounds.
+
+    Attributes
+    ----------
+    damage
+        What was wrong with newer checkpoints than the one that was loaded.
     """
 
     def __init__(self, folder: Path, every: int = 1) -> None:
         self.folder = folder
         self.every = every
+        self.damage: list[str] = []
         self._rounds = 0
         self._clients: dict[int, tuple[Mapping[str, Tensor], Entry]] = {}
+        self._kept: list[set[str]] = []  # the files of each checkpoint, the newest last
 
     def on_start(self, info: RunInfo) -> None:
         """Learn when the last round is."""
@@ -54,7 +68,7 @@ class Checkpoint(Callback):
             self.save(snapshot)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write the new files, then the manifest, then remove what it no longer names."""
+        """Write the new files, then the manifest, then remove what no manifest names."""
         make_folder(self.folder)
         tree, tensors = flatten(snapshot.state)
         server = self._write(f"server-{snapshot.round:06d}", tensors)
@@ -62,62 +76,113 @@ class Checkpoint(Callback):
             if client not in self._clients or self._clients[client][0] is not state:
                 entry = self._write(f"client-{client}-{snapshot.round:06d}", state)
                 self._clients[client] = (state, entry)
+        sync_folder(self.folder)
         manifest = {
             "format": FORMAT,
             "version": __version__,
             "round": snapshot.round,
+            "record": json_ready(snapshot.record),
             "state": tree,
             "server": server,
             "clients": {str(client): entry for client, (_, entry) in self._clients.items()},
         }
-        write_atomic(self.folder / MANIFEST, json.dumps(manifest))
-        self._tidy({server["file"], *(entry["file"] for _, entry in self._clients.values())})
+        name = f"manifest-{snapshot.round:06d}.json"
+        write_atomic(self.folder / name, json.dumps({**manifest, "sha256": _digest(manifest)}))
+        self._kept = [*self._kept, {name, *_files(manifest)}][-KEPT:]
+        self._tidy(set().union(*self._kept))
 
     def load(self, kind: type[Any]) -> Snapshot | None:
-        """Return what was saved as a snapshot with a state of this kind, or nothing."""
-        path = self.folder / MANIFEST
-        if not path.exists():
-            return None
+        """Return the newest whole checkpoint as a snapshot with a state of this kind, or nothing.
+
+        What is wrong with newer ones is in `damage`; if none is whole, that is the error.
+        """
+        self.damage = []
+        manifests = self._manifests()
+        for at, path in enumerate(manifests):
+            try:
+                found = self._restored(kind, path)
+            except Damaged as error:
+                self.damage.append(str(error))
+                continue
+            self._kept = [files for kept in manifests[at : at + KEPT][::-1] for files in _of(kept)]
+            return found
+        if len(self.damage) > 1:
+            raise FedtailError(f"no checkpoint is whole: {', and '.join(self.damage)}")
+        if self.damage:
+            raise FedtailError(self.damage[0])
+        return None
+
+    def _manifests(self) -> list[Path]:
+        """Return the manifests, the newest first; format 1 had one, without a round."""
+        numbered = [
+            path for path in self.folder.glob("manifest-*.json") if path.stem[9:].isdecimal()
+        ]
+        newest_first = sorted(numbered, key=lambda path: int(path.stem[9:]), reverse=True)
+        return newest_first or list(self.folder.glob("manifest.json"))
+
+    def _restored(self, kind: type[Any], path: Path) -> Snapshot:
         manifest = _manifest(path)
         try:
             state = restore(kind, manifest["state"], self._read(manifest["server"]))
             entries = {int(client): entry for client, entry in manifest["clients"].items()}
             states = {client: self._read(entry) for client, entry in entries.items()}
-            done = int(manifest["round"])
+            done, record = int(manifest["round"]), dict(manifest["record"])
         except (KeyError, TypeError, AttributeError):
-            raise FedtailError(f"the checkpoint '{path}' does not describe this run") from None
+            raise Damaged(f"the checkpoint '{path}' does not describe this run") from None
         self._clients = {client: (states[client], entry) for client, entry in entries.items()}
-        return Snapshot(done, state, states)
+        return Snapshot(done, state, states, record)
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> Entry:
         data = pack_tensors(tensors)
-        write_atomic(self.folder / f"{name}.safetensors", data)
+        write_atomic(self.folder / f"{name}.safetensors", data, last=False)
         return {"file": f"{name}.safetensors", "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: Entry) -> dict[str, Tensor]:
         path = self.folder / entry["file"]
-        data = path.read_bytes() if path.exists() else b""
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise FedtailError(f"the checkpoint file '{path}' is missing, truncated or changed")
+        try:
+            data = path.read_bytes()
+        except OSError:
+            data = None
+        if data is None or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise Damaged(f"the checkpoint file '{path}' is missing, truncated or changed")
         return unpack_tensors(data, str(path))
 
     def _tidy(self, named: set[str]) -> None:
         """Remove files of earlier rounds, and half-written ones that a kill left."""
-        for path in [*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp")]:
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+        for pattern in ("*.safetensors", "manifest*.json", ".*.tmp"):
+            for path in self.folder.glob(pattern):
+                if path.name not in named:
+                    remove(path)
+
+
+def _files(manifest: Mapping[str, Any]) -> set[str]:
+    return {entry["file"] for entry in (manifest["server"], *manifest["clients"].values())}
+
+
+def _of(path: Path) -> list[set[str]]:
+    """Return what a manifest names, itself included, in a list that is empty if it is damaged."""
+    try:
+        return [{path.name, *_files(_manifest(path))}]
+    except FedtailError:
+        return []
 
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: Any = json.loads(path.read_bytes())
-    except ValueError:
+    except (OSError, ValueError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise FedtailError(f"the checkpoint '{path}' is truncated or not JSON") from None
+        raise Damaged(f"the checkpoint '{path}' is truncated or not JSON")
     if manifest.get("format") != FORMAT:
         raise FedtailError(
             f"the checkpoint '{path}' was written by fedtail {manifest.get('version', '?')} in "
             f"format {manifest.get('format')}; fedtail {__version__} reads format {FORMAT}"
         )
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise Damaged(f"the checkpoint '{path}' was changed")
     return manifest
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()

@@ -1,24 +1,27 @@
-"""``metrics.jsonl``: one JSON object a round, appended and flushed."""
+"""``metrics.jsonl``: one JSON object a round, appended and synced."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
 from fedtail.errors import FedtailError
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import append_line, make_folder, write_atomic
+
+log = logging.getLogger("fedtail")
 
 
 class JsonLines(Callback):
     """Append one line a round to a file that any JSON reader accepts.
 
     A run that starts anew empties the file. One that resumes keeps the rounds it will not do
-    again: rounds after its checkpoint are cut off, and so is a last line torn by a kill.
+    again: rounds after its checkpoint are cut off, and so is what cannot be read.
 
     Parameters
     ----------
@@ -28,45 +31,36 @@ class JsonLines(Callback):
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._file: TextIO | None = None
+        self._started = False
 
     def on_start(self, info: RunInfo) -> None:
-        """Cut the file back to the rounds already done and open it."""
-        kept = _lines(self.path, info.done) if info.done else []
+        """Cut the file back to the rounds already done."""
         make_folder(self.path.parent)
+        kept = _lines(self.path, info.done) if info.done else []
         write_atomic(self.path, "".join(f"{line}\n" for line, _ in kept))
-        try:
-            self._file = self.path.open("a", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise self._unwritable(error) from None
+        self._started = True
 
     def on_round(self, record: Record) -> None:
-        """Append the round; it is on its way to the disk before the next one starts."""
-        if self._file is None:
+        """Append the round; the disk has it before a checkpoint stands on it."""
+        if not self._started:
             raise FedtailError("JsonLines.on_round came before on_start")
-        line = json.dumps(json_ready(record), allow_nan=False, ensure_ascii=False)
-        try:
-            self._file.write(f"{line}\n")
-            self._file.flush()
-        except OSError as error:
-            raise self._unwritable(error) from None
+        append_line(self.path, _line(record), sync=True)
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            # What a full disk did not take is tried again here; the round's own error said it.
-            with contextlib.suppress(OSError):
-                file.close()
+        """Take no more rounds."""
+        self._started = False
 
-    def _unwritable(self, error: OSError) -> FedtailError:
-        return FedtailError(f"cannot write '{self.path}': {error.strerror}")
+
+def rebuild(path: Path, records: Iterable[Record]) -> None:
+    """Write the whole file anew."""
+    write_atomic(path, "".join(f"{_line(record)}\n" for record in records))
 
 
 def read_records(path: Path | str, until: int | None = None) -> list[dict[str, Any]]:
     """Return the records of a ``metrics.jsonl``, up to a round if one is given.
 
-    A file that is not there has none; a last line torn by a kill is passed over.
+    A file that is not there has none. Lines that cannot be read are passed over: silently the last
+    one, if a kill tore it, and others with a warning.
     """
     return [record for _, record in _lines(Path(path), until)]
 
@@ -82,21 +76,30 @@ def json_ready(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _line(record: Record) -> str:
+    return json.dumps(json_ready(record), allow_nan=False, ensure_ascii=False)
+
+
 def _lines(path: Path, until: int | None) -> list[tuple[str, dict[str, Any]]]:
-    """Return the whole lines of the file, each as written and as read."""
+    """Return the lines of the file that are rounds, each as written and as read."""
     if not path.exists():
         return []
     found: list[tuple[str, dict[str, Any]]] = []
+    odd: list[int] = []
     # Bytes, because a kill may tear a line in the middle of a character.
     raw = path.read_bytes().split(b"\n")
     for number, line in enumerate(raw, start=1):
         try:
-            record = json.loads(line)
-            at = int(record["round"])
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(raw):  # what follows the last newline: nothing, or a torn line
-                break
-            raise FedtailError(f"{path}, line {number} is not the record of a round") from error
+            record, text = json.loads(line), line.decode()
+            at = operator.index(record["round"])
+        except (ValueError, TypeError, KeyError):
+            odd.append(number)
+            continue
         if until is None or at <= until:
-            found.append((line.decode(), record))
+            found.append((text, record))
+    if odd[-1:] == [len(raw)]:  # what follows the last newline: nothing, or a torn line
+        del odd[-1]
+    if odd:
+        numbers = ", ".join(map(str, odd))
+        log.warning("'%s': what is not the record of a round is left out (line %s)", path, numbers)
     return found

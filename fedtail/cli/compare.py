@@ -20,6 +20,7 @@ from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
 from fedtail.report.document import leave_report
+from fedtail.signals import ended_by_signals, exit_code
 
 EXAMPLES = """Examples:
 
@@ -81,10 +82,11 @@ def compare(
     console = make_console()
     with folder_for_runs(out):
         try:
-            lines = carry_out(plan, out, console)
-        except KeyboardInterrupt:
+            with ended_by_signals():
+                lines = carry_out(plan, out, console)
+        except KeyboardInterrupt as stop:
             console.print("interrupted; the same command goes on from here")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stop)) from None
         write_results(out, lines)
         leave_report(out)
     show_lines(console, lines)

@@ -22,6 +22,7 @@ from fedtail.reproduce.cost import Cost, cost
 from fedtail.reproduce.measures import Finished
 from fedtail.reproduce.recipe import Cell, Scale, Table, load, recipes
 from fedtail.reproduce.results import as_rows, write_results
+from fedtail.signals import ended_by_signals, exit_code
 
 EXAMPLES = """Examples:
 
@@ -107,10 +108,11 @@ def reproduce(
     folder = out or Path("runs") / f"{table}-{scale}"
     with folder_for_runs(folder):
         try:
-            lines = carry_out(chosen, cells, scale, runs, folder, console)
-        except KeyboardInterrupt:
+            with ended_by_signals():
+                lines = carry_out(chosen, cells, scale, runs, folder, console)
+        except KeyboardInterrupt as stop:
             console.print("interrupted; the same command goes on from here")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stop)) from None
         write_results(folder, chosen, scale, lines)
     show_result(console, chosen, scale, lines)
     console.print(str(folder), soft_wrap=True, highlight=False, markup=False)

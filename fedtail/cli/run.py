@@ -12,12 +12,12 @@ from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
-from fedtail.engines.wire import unpack_tensors
 from fedtail.errors import FedtailError, is_wrong_input
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run as run_experiment
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
+from fedtail.signals import ended_by_signals, exit_code
 from fedtail.state import digest
 
 EXAMPLES = """Examples:
@@ -153,13 +153,16 @@ def execute(
     console = make_console()
     begin = run_experiment if launch is None else launch.run
     try:
-        result = begin(experiment, out=folder.path, resume=resume, callbacks=[Progress(console)])
+        with ended_by_signals():
+            result = begin(
+                experiment, out=folder.path, resume=resume, callbacks=[Progress(console)]
+            )
     except (Exception, KeyboardInterrupt) as stop:
         if folder.experiment.exists() and not is_wrong_input(stop):
             trust = " --trust-plugins" if experiment.plugins else ""
             _say(f"go on with: fedtail run --resume {folder.path}{trust}")
         if isinstance(stop, KeyboardInterrupt):
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stop)) from None
         raise
     show_run(console, experiment.title, result.history, experiment.server_data)
     _say(f"{folder.path}  model {result.digest[:16]}")
@@ -172,8 +175,7 @@ def show_finished(experiment: Experiment, folder: RunFolder) -> None:
         raise FedtailError(f"'{folder.metrics}' holds no round")
     _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
     show_run(make_console(), experiment.title, history, experiment.server_data)
-    tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
-    _say(f"{folder.path}  model {digest(tensors)[:16]}")
+    _say(f"{folder.path}  model {digest(folder.shipped())[:16]}")
 
 
 def _say(line: str) -> None:

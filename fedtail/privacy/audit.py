@@ -7,6 +7,7 @@ left behind (the model, features that the server made) is examined as it is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,7 +18,6 @@ from torch.nn import functional
 
 from fedtail.callbacks import Checkpoint
 from fedtail.engines import Embedded
-from fedtail.engines.wire import unpack_tensors
 from fedtail.engines.workplace import Clock, Workplace, numerics
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
@@ -48,6 +48,7 @@ NOTHING, ENCRYPTED, CLIPPED, NOISY = (
     "private, central",
     "private, local",
 )
+log = logging.getLogger("fedtail")
 MOST = 2000
 """How many samples the membership attack looks at on each side."""
 
@@ -153,7 +154,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
         views = [
             examine(name, notes[name], seen, counts, setting.model) for name, seen in shown.items()
         ]
-        tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
+        tensors = folder.shipped()
         return Audit(
             method=method.name,
             used=experiment.protected or "nothing",
@@ -296,7 +297,10 @@ def losses(model: SplitModel, x: Tensor, y: Tensor) -> Tensor:
 def made_features(folder: RunFolder, setting: Setting, place: Workplace) -> Likeness | None:
     """Compare features that the server made with those of real samples, where a state has some."""
     state = setting.method.init(setting.model, setting.server(0))
-    saved = Checkpoint(folder.checkpoint).load(type(state))
+    checkpoint = Checkpoint(folder.checkpoint)
+    saved = checkpoint.load(type(state))
+    for damage in checkpoint.damage:
+        log.warning("%s; the features are those of the checkpoint before", damage)
     made = getattr(saved.state, "features", None) if saved is not None else None
     if saved is None or not isinstance(made, Tensor) or made.ndim != 3:
         return None

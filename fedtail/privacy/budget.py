@@ -124,10 +124,28 @@ class Budget:
             ],
         }
 
-    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Remember what the rounds before a resume spent."""
-        for record in records:
-            for entry in record.get("privacy", {}).get("spent", []):
+    def recall(self, records: Mapping[int, Mapping[str, Any]], done: int) -> None:
+        """Remember what the rounds before a resume spent.
+
+        Rounds after the last one done will be done again. Noise from a seed is then the same, and
+        nothing more is released; secret noise is drawn anew, so that they cost twice.
+
+        Parameters
+        ----------
+        records
+            All that are left, by their rounds.
+        done
+            The last round that stands; what any of them spent must be known.
+        """
+        last = max([done, *records]) if self.privacy.secret else done
+        for number in range(1, last + 1):
+            entries = records.get(number, {}).get("privacy", {}).get("spent")
+            if entries is None:
+                raise FedtailError(
+                    f"what round {number} spent of the privacy budget is lost with its record: put "
+                    "metrics.jsonl back as it was, or begin a new run"
+                )
+            for entry in entries:
                 weights = {int(c): w for c, w in entry["weights"].items()}
                 self.rounds[entry["round"]] = Spending(weights, entry["drawn"])
 

@@ -56,22 +56,30 @@ def tenseal() -> Any:
     return module
 
 
-def make_keys(folder: Path) -> None:
-    """Write a new secret key for the clients, and beside it what the server gets."""
+def new_keys() -> dict[str, bytes]:
+    """Return a new secret key for the clients, and what the server gets."""
     ts = tenseal()
-    make_folder(folder)
-    for name in (SECRET, PUBLIC):
-        if (folder / name).exists():
-            raise FedtailError(f"'{folder}' already holds keys; choose another folder")
     context = ts.context(ts.SCHEME_TYPE.CKKS, DEGREE, -1, list(MODULI))
     context.global_scale = SCALE
     mark = secrets.token_bytes(KEY_BYTES)
     rest = {"save_galois_keys": False, "save_relin_keys": False}
-    for file, held in ((SECRET, True), (PUBLIC, False)):
-        data = context.serialize(save_public_key=held, save_secret_key=held, **rest)
+    return {
+        name: mark + context.serialize(save_public_key=held, save_secret_key=held, **rest)
+        for name, held in ((SECRET, True), (PUBLIC, False))
+    }
+
+
+def make_keys(folder: Path) -> None:
+    """Write new keys to a folder."""
+    made = new_keys()
+    make_folder(folder)
+    for name in made:
+        if (folder / name).exists():
+            raise FedtailError(f"'{folder}' already holds keys; choose another folder")
+    for name, data in made.items():
         # Nobody else may read it, from its first byte on.
-        with os.fdopen(os.open(folder / file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as stream:
-            stream.write(mark + data)
+        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as stream:
+            stream.write(data)
 
 
 def _read(path: Path) -> tuple[bytes, Any]:
@@ -79,10 +87,14 @@ def _read(path: Path) -> tuple[bytes, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise FedtailError(f"cannot read the key '{path}': {error.strerror}") from None
+    return _opened(data, str(path))
+
+
+def _opened(data: bytes, where: str) -> tuple[bytes, Any]:
     try:
         return data[:KEY_BYTES], tenseal().context_from(data[KEY_BYTES:])
     except (ValueError, RuntimeError):
-        raise FedtailError(f"'{path}' is not a key that fedtail made") from None
+        raise FedtailError(f"'{where}' is not a key that fedtail made") from None
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,11 @@ class Adder:
     def open(cls, folder: Path) -> Adder:
         """Read the server's half of the keys."""
         return cls(*_read(folder / PUBLIC))
+
+    @classmethod
+    def of(cls, data: bytes) -> Adder:
+        """Return what a key's bytes give."""
+        return cls(*_opened(data, "the public key"))
 
     def add(self, sealed: Iterable[Tensor]) -> Tensor:
         """Return the ciphertext of a sum; only one addend at a time is in memory as objects."""
@@ -128,6 +145,11 @@ class Keyholder:
     def open(cls, folder: Path) -> Keyholder:
         """Read the clients' half of the keys."""
         return cls(*_read(folder / SECRET))
+
+    @classmethod
+    def of(cls, data: bytes) -> Keyholder:
+        """Return what a key's bytes give."""
+        return cls(*_opened(data, "the secret key"))
 
     def seal(self, numbers: Tensor, parties: int) -> Tensor:
         """Return the ciphertext of a vector, one of `parties` that are added up."""

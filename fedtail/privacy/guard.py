@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fedtail.engines.base import Engine
 from fedtail.engines.protected import Protected
 from fedtail.errors import FedtailError
 from fedtail.privacy.budget import Budget, plan
-from fedtail.privacy.ckks import Adder, make_keys, tenseal
+from fedtail.privacy.ckks import Adder, tenseal
 from fedtail.privacy.shield import Shield
+from fedtail.privacy.unnamed import unnamed_keys
 from fedtail.setting import Setting
 
 
@@ -60,12 +58,13 @@ def guarded(setting: Setting) -> Iterator[Guard]:
         yield Guard() if budget is None else Guard(shield, None, budget, experiment.seed)
         return
     tenseal()  # before anything is written
-    with TemporaryDirectory(prefix="fedtail-keys-") as own:
-        folder = Path(experiment.keys or own)
-        if not experiment.keys:
-            new_keys(folder, apart=experiment.workers > 0)
-        shield.keys = folder
-        yield Guard(shield, Adder.open(folder), budget, experiment.seed)
+    if experiment.keys:
+        shield.keys = Path(experiment.keys)
+        yield Guard(shield, Adder.open(shield.keys), budget, experiment.seed)
+        return
+    with unnamed_keys(apart=experiment.workers > 0) as (secret, public):
+        shield.keys = secret
+        yield Guard(shield, Adder.of(public), budget, experiment.seed)
 
 
 def planned(setting: Setting) -> Budget:
@@ -84,27 +83,3 @@ def planned(setting: Setting) -> Budget:
     except (IndexError, KeyError, AttributeError):
         train = []  # a state that only the setup can make
     return plan(experiment.privacy, setting.server, experiment.rounds, (before, train))
-
-
-def new_keys(folder: Path, apart: bool) -> None:
-    """Make keys for one run.
-
-    Parameters
-    ----------
-    folder
-        Where to.
-    apart
-        Whether in another process: where clients are processes of their own, that of the server
-        never has the secret key.
-    """
-    if not apart:
-        make_keys(folder)
-        return
-    code = "import sys; from fedtail.privacy.ckks import make_keys; from pathlib import Path; "
-    made = subprocess.run(
-        [sys.executable, "-c", f"{code}make_keys(Path(sys.argv[1]))", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    if made.returncode:
-        raise FedtailError(f"the keys could not be made: {made.stderr.strip()[-300:]}")

@@ -20,6 +20,7 @@ from fedtail.privacy.additive import Addend, addends
 from fedtail.privacy.ckks import Keyholder
 from fedtail.privacy.clipping import private_update
 from fedtail.privacy.config import Privacy
+from fedtail.privacy.unnamed import UnnamedKey
 from fedtail.protocol import Client, Payload, Scalar
 
 SEALED, OPENED = "sealed", "opened"
@@ -35,14 +36,14 @@ class Shield:
     Attributes
     ----------
     keys
-        The folder with the clients' key; none for sums in the clear.
+        The folder with the clients' key, or a key of the run's own; none for sums in the clear.
     privacy
         What is promised, if anything is.
     sigma
         The noise that a client adds itself; none in the central model.
     """
 
-    keys: Path | None = None
+    keys: Path | UnnamedKey | None = None
     privacy: Privacy | None = None
     sigma: float = 0.0
     _holder: Keyholder | None = field(default=None, repr=False)
@@ -85,7 +86,11 @@ class Shield:
         if self.keys is None:
             raise FedtailError("nothing is encrypted in this run")
         if self._holder is None:
-            self._holder = Keyholder.open(self.keys)
+            self._holder = (
+                Keyholder.of(self.keys.read())
+                if isinstance(self.keys, UnnamedKey)
+                else Keyholder.open(self.keys)
+            )
         return self._holder
 
     def _carry(self, parts: dict[str, Addend], task: Payload) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fedtail.data.augment import normalised
 from fedtail.data.federation import Federation, laid_out
-from fedtail.engines.wire import unpack_tensors
 from fedtail.engines.workplace import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import MADE_IN_PYTHON, Experiment, load_experiment, make_experiment
@@ -182,8 +181,7 @@ def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
 
 def load_model(path: Path, setting: Setting) -> SplitModel:
     """Return the model that a run ships, ready to be tested."""
-    file = RunFolder(path).model
-    return setting.workplace().load_tested(unpack_tensors(file.read_bytes(), str(file)))
+    return setting.workplace().load_tested(RunFolder(path).shipped())
 
 
 def classifier_norms(model: SplitModel) -> np.ndarray:

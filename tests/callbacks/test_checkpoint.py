@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,15 +53,87 @@ def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "none").load(State) is None
 
 
-def test_only_the_last_files_stay(tmp_path: Path) -> None:
+def test_the_files_of_the_last_two_stay(tmp_path: Path) -> None:
     saving = Checkpoint(tmp_path)
     for number in (1, 2, 3):
         saving.save(snapshot(number, {0: {"c": torch.ones(1)}}))
     assert files(tmp_path) == [
+        "client-0-000002.safetensors",
         "client-0-000003.safetensors",
-        "manifest.json",
+        "manifest-000002.json",
+        "manifest-000003.json",
+        "server-000002.safetensors",
         "server-000003.safetensors",
     ]
+
+
+def test_the_two_are_kept_after_loading_too(tmp_path: Path) -> None:
+    saving = Checkpoint(tmp_path)
+    for number in (1, 2):
+        saving.save(snapshot(number))
+    going_on = Checkpoint(tmp_path)
+    assert going_on.load(State) is not None
+    assert len(files(tmp_path)) == 4
+    going_on.save(snapshot(3))
+    assert files(tmp_path) == [
+        "manifest-000002.json",
+        "manifest-000003.json",
+        "server-000002.safetensors",
+        "server-000003.safetensors",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest-000002.json", "server-000002.safetensors", "client-0-000002.safetensors"],
+)
+@pytest.mark.parametrize("change", ["truncated", "one bit", "removed"])
+def test_a_damaged_newer_one_is_said_and_the_older_one_used(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    # Prepare
+    saving, path = Checkpoint(tmp_path), tmp_path / name
+    for number in (1, 2):
+        saving.save(snapshot(number, {0: {"c": torch.full((1,), float(number))}}))
+    data = path.read_bytes()
+    if change == "removed" and name != "manifest-000002.json":
+        path.unlink()
+    elif change == "one bit":
+        path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    else:
+        path.write_bytes(data[: len(data) // 2])
+
+    # Execute
+    going_on = Checkpoint(tmp_path)
+    loaded = going_on.load(State)
+
+    # Assert
+    assert loaded is not None
+    assert (loaded.round, loaded.client_states[0]["c"].tolist()) == (1, [1.0])
+    (said,) = going_on.damage
+    assert f"'{path}'" in said
+    going_on.save(snapshot(2, {0: {"c": torch.full((1,), 2.0)}}))
+    again = Checkpoint(tmp_path).load(State)
+    assert again is not None and again.round == 2
+    assert len(files(tmp_path)) == 6
+
+
+def test_if_none_is_whole_one_sentence_says_why(tmp_path: Path) -> None:
+    saving = Checkpoint(tmp_path)
+    for number in (1, 2):
+        saving.save(snapshot(number))
+        (tmp_path / f"server-00000{number}.safetensors").write_bytes(b"")
+    said = damaged(tmp_path)
+    assert said.startswith("no checkpoint is whole: the checkpoint file '")
+    assert said.count("is missing, truncated or changed") == 2
+
+
+def test_the_record_of_the_round_is_saved_with_it(tmp_path: Path) -> None:
+    record = {"round": 1, "loss": float("nan")}
+    Checkpoint(tmp_path).save(Snapshot(1, State({"w": torch.ones(1)}), {}, record))
+    loaded = Checkpoint(tmp_path).load(State)
+    assert loaded is not None
+    assert loaded.record == {"round": 1, "loss": None}
 
 
 def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
@@ -102,7 +175,7 @@ def test_a_kill_before_the_manifest_leaves_the_old_checkpoint(
     replace = Path.replace
 
     def killed(self: Path, target: Path) -> Path:
-        if target.name == "manifest.json":
+        if target.name == "manifest-000002.json":
             raise KeyboardInterrupt
         return replace(self, target)
 
@@ -126,7 +199,7 @@ def test_left_overs_do_not_matter(tmp_path: Path) -> None:
     assert loaded is not None
     assert loaded.round == 1
     Checkpoint(tmp_path).save(snapshot(2))
-    assert files(tmp_path) == ["manifest.json", "server-000002.safetensors"]
+    assert files(tmp_path) == ["manifest-000002.json", "server-000002.safetensors"]
 
 
 def damaged(path: Path) -> str:
@@ -159,20 +232,29 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 
 
 def changed(path: Path, **changes: Any) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    """Write another manifest, with its digest."""
+    (file,) = path.glob("manifest-*.json")
+    manifest = {**json.loads(file.read_text()), **changes}
+    del manifest["sha256"]
+    digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    file.write_text(json.dumps({**manifest, "sha256": digest}))
 
 
 def test_a_manifest_of_another_format_names_its_writer(tmp_path: Path) -> None:
     Checkpoint(tmp_path).save(snapshot(1))
     changed(tmp_path, format=99, version="9.9")
     assert "was written by fedtail 9.9 in format 99" in damaged(tmp_path)
-    assert "reads format 1" in damaged(tmp_path)
+    assert "reads format 2" in damaged(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", '{"format": 1, "rou', "[]", "null"])
+def test_a_manifest_of_format_1_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 1, "version": "0.0"}')
+    assert "was written by fedtail 0.0 in format 1" in damaged(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 2, "rou', "[]", "null"])
 def test_a_torn_manifest_is_one_sentence(tmp_path: Path, content: str) -> None:
-    (tmp_path / "manifest.json").write_text(content)
+    (tmp_path / "manifest-000001.json").write_text(content)
     assert "is truncated or not JSON" in damaged(tmp_path)
 
 

@@ -93,12 +93,18 @@ def test_a_whole_last_line_without_a_newline_is_kept(path: Path) -> None:
     assert rounds(path) == [1, 2, 3]
 
 
-def test_a_broken_line_in_the_middle_is_named(path: Path) -> None:
+def test_broken_lines_in_the_middle_are_left_out_and_named(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.parent.mkdir()
-    path.write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+    path.write_text('{"round": 1}\n{"rou\n{"round": "2"}\n{"round": 3}\n')
 
-    with pytest.raises(FedtailError, match=r"metrics\.jsonl, line 2 is not the record of a round"):
-        JsonLines(path).on_start(info(done=3))
+    assert rounds(path) == [1, 3]
+    assert caplog.messages == [
+        f"'{path}': what is not the record of a round is left out (line 2, 3)"
+    ]
+    play(JsonLines(path), info(done=3), range(4, 5), ended=True)
+    assert path.read_text().splitlines()[:2] == ['{"round": 1}', '{"round": 3}']
 
 
 def test_a_run_that_starts_anew_empties_the_file(path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from unittest.mock import patch
@@ -75,6 +78,14 @@ def test_an_interrupted_comparison_goes_on_with_the_same_command(here: Path) -> 
     for name in ("fedavg-seed0", "fedavg-loss=balanced_softmax-local.lr=0.1-seed0"):
         model = f"{name}/model.safetensors"
         assert Path("out", model).read_bytes() == Path("whole", model).read_bytes()
+
+
+def test_a_comparison_that_is_asked_to_end_goes_on_with_the_same_command() -> None:
+    ask = partial(os.kill, os.getpid(), signal.SIGTERM)
+    with patch.object(Progress, "on_round", side_effect=lambda record: ask()):
+        stopped = fedtail(*TWO)
+    assert stopped.code == 143
+    assert stopped.out.endswith("interrupted; the same command goes on from here\n")
 
 
 def test_one_that_fails_does_not_stop_the_others() -> None:

@@ -20,9 +20,10 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
 main()"""
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "6", "--model", "mlp"]
+KEPT = (("manifest", "json"), ("server", "safetensors"))
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 SMALL_DISK = """
-mkdir disk && mount -t tmpfs -o size=300k none disk || exit 99
+mkdir disk && mount -t tmpfs -o size=470k none disk || exit 99
 "$@" --out disk/run; echo "exit $?"
 ls disk/run/checkpoint
 mount -o remount,size=64m disk
@@ -79,9 +80,10 @@ def test_a_disk_that_is_full() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
     if done.returncode == 99:
         pytest.skip("may not mount")
-    # A checkpoint has 165 KB: the second does not fit beside the first.
-    file = "disk/run/checkpoint/server-000002.safetensors"
+    # A checkpoint has 165 KB: the third does not fit beside the two that are kept.
+    file = "disk/run/checkpoint/server-000003.safetensors"
     assert done.stderr == f"error: cannot write '{file}': No space left on device\n"
-    assert "exit 2\nmanifest.json\nserver-000001.safetensors\n" in done.stdout
-    assert "continued after round 1" in done.stdout
+    kept = [f"{name}-00000{n}.{kind}" for name, kind in KEPT for n in (1, 2)]
+    assert "\n".join(["exit 2", *kept, ""]) in done.stdout
+    assert "continued after round 2" in done.stdout
     assert last_hash(done.stdout) == whole

@@ -55,42 +55,39 @@ def test_a_broken_description_is_not_resumed(broken: Path) -> None:
 
 
 def test_a_checkpoint_of_another_format_is_not_resumed(broken: Path) -> None:
-    manifest = broken / "checkpoint" / "manifest.json"
+    manifest = broken / "checkpoint" / "manifest-000002.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
     said = refused_resume(broken)
     assert "in format 99; fedtail" in said
-    assert "reads format 1" in said
+    assert "reads format 2" in said
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1', "null"])
-def test_a_truncated_manifest_is_not_resumed(broken: Path, text: str) -> None:
-    (broken / "checkpoint" / "manifest.json").write_text(text)
-    assert "manifest.json' is truncated or not JSON" in refused_resume(broken)
-
-
-@pytest.mark.parametrize("key", ["round", "state", "server", "clients"])
-def test_an_incomplete_manifest_is_not_resumed(broken: Path, key: str) -> None:
-    manifest = broken / "checkpoint" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    del content[key]
-    manifest.write_text(json.dumps(content))
-    assert "does not describe this run" in refused_resume(broken)
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2', "null"])
+def test_truncated_manifests_are_not_resumed(broken: Path, text: str) -> None:
+    for manifest in (broken / "checkpoint").glob("manifest-*"):
+        manifest.write_text(text)
+    assert "manifest-000002.json' is truncated or not JSON" in refused_resume(broken)
 
 
 @pytest.mark.parametrize("change", ["truncated", "edited", "removed"])
-def test_a_changed_checkpoint_is_not_resumed(broken: Path, change: str) -> None:
-    (state,) = (broken / "checkpoint").glob("server-*.safetensors")
-    data = state.read_bytes()
-    if change == "removed":
-        state.unlink()
-    else:
-        state.write_bytes(data[:-9] if change == "truncated" else data[:-1] + b"\x01")
+def test_changed_checkpoints_are_not_resumed(broken: Path, change: str) -> None:
+    for state in (broken / "checkpoint").glob("server-*.safetensors"):
+        data = state.read_bytes()
+        if change == "removed":
+            state.unlink()
+        else:
+            state.write_bytes(data[:-9] if change == "truncated" else data[:-1] + b"\x01")
     assert "is missing, truncated or changed" in refused_resume(broken)
 
 
-def test_a_run_without_its_rounds_is_not_resumed(broken: Path) -> None:
-    (broken / "metrics.jsonl").unlink()
-    assert "does not hold the 2 rounds of the checkpoint" in refused_resume(broken)
+def test_other_data_are_not_resumed(broken: Path, stopped: Path) -> None:
+    data = stopped.parent / "mine.npz"
+    before = data.read_bytes()
+    write_npz(data, x_test=np.zeros((8, 5), np.float32))
+    try:
+        assert "holds a run with another test set" in refused_resume(broken)
+    finally:
+        data.write_bytes(before)
 
 
 def test_a_resumed_run_takes_nothing_else(broken: Path) -> None:

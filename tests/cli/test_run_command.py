@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from command_line import PLUGIN, fedtail, files, write_npz
+from command_line import PLUGIN, fedtail, files, one_sentence, write_npz
 
 from fedtail.callbacks import Progress
 from fedtail.methods import Method
@@ -116,6 +119,28 @@ def test_an_interrupted_run_says_how_to_go_on() -> None:
     resumed = fedtail("run", "--resume", "out")
     assert "continued after round 1" in resumed.out
     assert last_hash(resumed.out) == last_hash(whole.out)
+
+
+def test_a_run_that_is_asked_to_end_says_how_to_go_on() -> None:
+    words = ["run", "--data", "mine.npz", *SHORT, "--out", "out"]
+    ask = partial(os.kill, os.getpid(), signal.SIGTERM)
+    with patch.object(Progress, "on_round", side_effect=lambda record: ask()):
+        stopped = fedtail(*words)
+    assert stopped.code == 128 + signal.SIGTERM == 143
+    assert stopped.out.endswith("go on with: fedtail run --resume out\n")
+    assert stopped.err == ""
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert fedtail("run", "--resume", "out").code == 0
+
+
+def test_a_damaged_model_is_not_shown() -> None:
+    assert fedtail("run", "--data", "mine.npz", *SHORT, "--out", "out").code == 0
+    model = Path("out/model.safetensors")
+    data = model.read_bytes()
+    model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for words in (["run", "--resume", "out"], ["audit", "out"], ["report", "--features", "out"]):
+        said = one_sentence(fedtail(*words))
+        assert "model.safetensors' is damaged: its SHA-256 is not that of" in said
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import killing
 import pytest
 import tiny
 import torch
@@ -23,12 +29,14 @@ from fedtail import (
     RunStopped,
     run,
 )
+from fedtail.callbacks import Callback, Record
 from fedtail.engines.crew import Crew, Done, Job, Solo
 from fedtail.engines.workplace import Workplace
 from fedtail.forms import Form, Like
 from fedtail.models import SplitModel
-from fedtail.privacy.ckks import make_keys
+from fedtail.privacy.ckks import Adder, Keyholder, make_keys
 from fedtail.privacy.shield import Shield
+from fedtail.privacy.unnamed import UnnamedKey, unnamed_keys
 from fedtail.protocol import OPEN_SUM, Payload
 from fedtail.training import GlobalPrior, ProxyPrior
 
@@ -132,11 +140,68 @@ def test_a_pool_has_the_key_and_its_parent_has_not(monkeypatch: pytest.MonkeyPat
     def forbidden(*_: object) -> None:
         raise AssertionError("the server's process opened the secret key")
 
-    monkeypatch.setattr("fedtail.privacy.ckks.Keyholder.open", forbidden)
-    monkeypatch.setattr("fedtail.privacy.guard.make_keys", forbidden)
+    for taboo in ("ckks.Keyholder.of", "unnamed.UnnamedKey.read", "unnamed.new_keys"):
+        monkeypatch.setattr(f"fedtail.privacy.{taboo}", forbidden)
     experiment = tiny.experiment(rounds=2)
     found = run(experiment.but(encrypt=True, workers=2))
     assert far(found, run(experiment)) < 1e-4
+
+
+def test_the_keys_of_a_run_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Prepare: all that a run could leave behind is here, and the secret key is known.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    read, seen = UnnamedKey.read, []
+
+    def reading(self: UnnamedKey) -> bytes:
+        seen.append(read(self))
+        return seen[-1]
+
+    monkeypatch.setattr(UnnamedKey, "read", reading)
+
+    class Searching(Callback):
+        def on_round(self, record: Record) -> None:
+            (secret,) = seen
+            found = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+            assert found and not any(secret[-1000:] in content for content in found)
+
+    # Execute
+    run(tiny.experiment(encrypt=True), out=tmp_path / "run", callbacks=[Searching()])
+
+    # Assert
+    assert len(seen) == 1 and len(seen[0]) > 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux only")
+def test_elsewhere_keys_are_in_an_unlinked_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delattr(os, "memfd_create")
+    with unnamed_keys(apart=False) as (secret, public):
+        assert list(tmp_path.iterdir()) == []
+        assert Keyholder.of(secret.read()).name == Adder.of(public).name
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_no_key(tmp_path: Path) -> None:
+    # In the temporary folder of a run with workers; a killed parent ends them, too.
+    (tmp_path / "own").mkdir()
+    words = ["run", "--encrypt", "--rounds", "50", "--workers", "2", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedtail", *words],
+        env={**os.environ, "TMPDIR": str(tmp_path / "own")},
+        stdout=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 120
+    while killing.rounds_done(tmp_path / "run") < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert killing.rounds_done(tmp_path / "run") >= 2
+    secrets = [path for path in tmp_path.rglob("*") if path.is_file() and "key" in path.name]
+    assert secrets == []
+    assert [p.name for p in (tmp_path / "own").iterdir() if "key" in p.name] == []
 
 
 def test_random_numbers_do_not_depend_on_encryption(keys: Path) -> None:

@@ -86,6 +86,29 @@ def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path: Path) -> None:
     assert [r["privacy"] for r in found.history] == [r["privacy"] for r in whole.history]
 
 
+def test_a_round_that_is_done_again_with_secret_noise_costs_twice(tmp_path: Path) -> None:
+    # Round 2 is in metrics.jsonl and its checkpoint is gone: another noisy sum is released.
+    experiment = everybody(epsilon=8.0, secret=True, noise=8.0)
+    whole = run(experiment, out=tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").glob("manifest-*3.json"):
+        path.unlink()
+    found = run(experiment, out=tmp_path / "run", resume=True)
+    assert [r["privacy"]["spent"][0]["weights"]["0"] for r in whole.history] == [1, 1, 1]
+    assert [r["privacy"]["spent"][0]["weights"]["0"] for r in found.history] == [1, 1, 2]
+    assert found.metrics["privacy"]["epsilon"] > whole.metrics["privacy"]["epsilon"]
+
+
+def test_a_budget_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    experiment = everybody(epsilon=8.0)
+    run(experiment, out=tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[2]]))
+    with pytest.raises(FedtailError, match="what round 2 spent of the privacy budget is lost"):
+        run(experiment, out=tmp_path / "run", resume=True)
+    assert path.read_text() == "".join([lines[0], lines[2]])
+
+
 def test_without_noise_worth_mentioning_it_is_the_equal_average_of_clipped_changes() -> None:
     # A huge budget and clip: FedAvg whose clients weigh the same.
     class Equal(FedAvg[Any]):

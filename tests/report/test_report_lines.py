@@ -128,7 +128,6 @@ def test_a_folder_that_was_only_begun(tmp_path: Path) -> None:
         ("split.json", "{", "split.json' is not a JSON object"),
         ("env.json", "[1]", "env.json' is not a JSON object"),
         ("confusion.json", '"x"', "confusion.json' is not a JSON object"),
-        ("metrics.jsonl", '{"no": 1}\n', "metrics.jsonl, line 1 is not the record of a round"),
         (
             "metrics.jsonl",
             '{"round": 1, "few": "high"}\n',
@@ -143,6 +142,17 @@ def test_a_broken_file_is_named(tmp_path: Path, file: str, content: str, message
         read_runs([tmp_path])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_broken_line_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_run(tmp_path / "a", [record(1, 0.5), record(2, 0.6)])
+    path = folder / "metrics.jsonl"
+    path.write_text("x" + path.read_text())
+    (run,) = read_runs([tmp_path])
+    assert [r["round"] for r in run.records] == [2]
+    assert caplog.messages == [f"'{path}': what is not the record of a round is left out (line 1)"]
 
 
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:

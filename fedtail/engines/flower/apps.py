@@ -19,28 +19,17 @@ from flwr.serverapp import Grid, ServerApp
 from fedtail.callbacks import Callback
 from fedtail.engines.flower.crew import FlowerCrew, Terms
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.outcome import Desk, Messenger
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.store import Files
 from fedtail.engines.flower.worker import serve
 from fedtail.engines.workplace import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
+from fedtail.lock import locked
 from fedtail.loop import Loop, own_callbacks
 from fedtail.plugins import load_plugins
 from fedtail.setting import Setting, prepare
-
-
-class Warnings(Callback):
-    """Writes down warnings for the launcher, which shows them."""
-
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-
-    def on_warning(self, message: str) -> None:
-        """Write it down."""
-        self.desk.warn(message)
-
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -61,7 +50,8 @@ def run_loop(grid: Grid, folder: RunFolder, desk: Desk, config: Any) -> None:
     setting = described(str(folder.experiment))
     experiment = setting.experiment
     with numerics(experiment.threads), ExitStack() as stack:
-        watchers: list[Callback] = [Warnings(desk), *own_callbacks(experiment, folder)]
+        stack.enter_context(locked(desk.folder))
+        watchers: list[Callback] = [Messenger(desk), *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
         roster = Roster(grid, int(config["nodes"]), float(config["join"]), warn=desk.warn)

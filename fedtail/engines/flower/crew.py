@@ -25,6 +25,7 @@ from fedtail.engines.flower.post import Answer, NodeId, ask
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.workplace import Workplace
 from fedtail.errors import ClientFailed
+from fedtail.files import append_line
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Payload, Tensors
 
@@ -79,7 +80,7 @@ class FlowerCrew:
     journal: Path | None = None
     newest: int = 0
     ordered: dict[ClientId, int] = field(default_factory=dict)
-    bases: dict[ClientId, tuple[int, int]] = field(default_factory=dict)
+    bases: dict[ClientId, tuple[int, int, int]] = field(default_factory=dict)
     lost: dict[ClientId, int] = field(default_factory=dict)
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
@@ -133,11 +134,13 @@ class FlowerCrew:
             since = 0
         self.newest = max(self.newest, since) + 1
         clock = job.clock
-        # The client goes back to the version of the last checkpoint if the run is resumed from it.
+        # The client goes back to the version of the last checkpoint if the run is resumed from it,
+        # and to that of the one before if the last is damaged.
         saved = (clock.round - 1) // self.terms.checkpoint_every
-        base = self.bases.get(client)
-        if base is None or base[0] != saved:
-            base = self.bases[client] = (saved, since)
+        base = self.bases.get(client, (-1, since, since))
+        if base[0] != saved:
+            before = base[1] if base[0] == saved - 1 else since
+            base = self.bases[client] = (saved, since, before)
         self.ordered[client] = self.newest
         return {
             "client": client,
@@ -146,7 +149,7 @@ class FlowerCrew:
             "clock": [clock.round, clock.rounds, clock.turn],
             "since": since,
             "version": self.newest,
-            "keep": sorted({base[1], since}),
+            "keep": sorted({*base[1:], since}),
         }
 
     def results(self, held: Jobs, answer: Answer) -> Iterator[Done]:
@@ -209,8 +212,7 @@ class FlowerCrew:
             "wire_up": sum(answer.wire for answer in answers.values()),
             "seconds": seconds,
         }
-        with self.journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.journal, json.dumps(line))
 
 
 def version(state: Mapping[str, Tensor]) -> int:

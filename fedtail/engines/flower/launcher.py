@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import tomli_w
 
-from fedtail.callbacks import Callback, read_records
+from fedtail.callbacks import Callback, Checkpoint, read_records
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.outcome import Desk
 from fedtail.engines.flower.processes import alive, stop
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.flower.watch import Watch
-from fedtail.engines.wire import unpack_tensors
 from fedtail.errors import FedtailError, RunStopped, suggestion
 from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
+from fedtail.lock import locked
 from fedtail.loop import Loop, Result
 from fedtail.setting import Setting, prepare
+from fedtail.signals import ended_by_signals
 
 POLL = 0.3
 START = 300.0
@@ -78,15 +76,20 @@ class Launch:
         check_described(experiment)
         setting = prepare(experiment)
         loop = Loop(setting, Embedded(setting.workplace()), folder, callbacks)
-        if resume:
-            folder.must_hold(experiment.describe())
-        loop.begin()
         desk = Desk(folder.path)
-        desk.clear()
-        write_atomic(launch_file(folder.path), json.dumps(asdict(self)))
-        done = rounds_saved(folder) if resume else 0
-        loop.tell_start(done)
         with ExitStack() as stack:
+            stack.enter_context(locked(folder.path))
+            folder.must_be_a_run() if resume else folder.must_be_new()
+            if resume:
+                folder.must_hold(experiment.describe())
+                folder.must_be_on(setting.digests())
+            loop.begin()
+            # A server app whose launcher was killed may still be at work.
+            with locked(desk.folder):
+                desk.clear()
+                write_atomic(launch_file(folder.path), json.dumps(asdict(self)))
+            done = rounds_saved(setting, folder) if resume else 0
+            loop.tell_start(done)
             for callback in callbacks:
                 stack.callback(callback.close)
             stack.enter_context(ended_by_signals())
@@ -170,10 +173,11 @@ def stored_launch(run: Path) -> Launch | None:
     return Launch(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
-def rounds_saved(folder: RunFolder) -> int:
+def rounds_saved(setting: Setting, folder: RunFolder) -> int:
     """Return how many rounds the checkpoint of a run stands on."""
-    manifest = folder.checkpoint / "manifest.json"
-    return int(json.loads(manifest.read_bytes())["round"]) if manifest.is_file() else 0
+    state = setting.method.init(setting.model, setting.server(0))
+    saved = Checkpoint(folder.checkpoint).load(type(state))
+    return 0 if saved is None else saved.round
 
 
 def check_installed(engine: str) -> None:
@@ -231,25 +235,8 @@ def judge(said: dict[str, Any]) -> None:
 def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
     """Return the result of a finished run from its folder."""
     history = read_records(folder.metrics)
-    tensors = unpack_tensors(folder.model.read_bytes(), str(folder.model))
+    tensors = folder.shipped()
     for callback in callbacks:
         callback.on_end(history[-1], tensors)
     network = setting.workplace().load_tested(tensors)
     return Result(history, tensors, network.module, None, folder.path)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that what was started is stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

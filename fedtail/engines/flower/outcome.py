@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtail.callbacks import Callback
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import append_line, make_folder, remove, write_atomic
 from fedtail.plugins import first_line_and_place
 
 
@@ -44,13 +45,12 @@ class Desk:
     def clear(self) -> None:
         """Forget how the run ended before, and make the folder."""
         make_folder(self.folder)
-        (self.folder / "server.json").unlink(missing_ok=True)
-        self.warnings.unlink(missing_ok=True)
+        remove(self.folder / "server.json")
+        remove(self.warnings)
 
     def warn(self, message: str) -> None:
         """Write a warning."""
-        with self.warnings.open("a", encoding="utf-8") as file:
-            file.write(f"{message}\n")
+        append_line(self.warnings, " ".join(message.split()))
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -78,3 +78,14 @@ class Desk:
     def _say(self, **words: str) -> None:
         content = json.dumps({"pid": os.getpid(), "reason": "", **words})
         write_atomic(self.folder / "server.json", content)
+
+
+@dataclass(frozen=True)
+class Messenger(Callback):
+    """Lets the launcher know what the loop warns of."""
+
+    desk: Desk
+
+    def on_warning(self, message: str) -> None:
+        """Pass it on."""
+        self.desk.warn(message)

@@ -33,6 +33,7 @@ from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
+from fedtail.lock import locked
 from fedtail.loop import Loop, Result, own_callbacks
 from fedtail.methods import Method
 from fedtail.setting import Setting, choose_device, runs_on_images
@@ -101,6 +102,7 @@ def serve(
     experiment = setting.experiment
     desk = Desk(folder.path)
     with numerics(experiment.threads), ExitStack() as stack:
+        stack.enter_context(locked(folder.path))
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtail.engines.flower.speech import PublicError
 from fedtail.engines.wire import pack_tensors, unpack_tensors
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import make_folder, remove, write_atomic
 from fedtail.protocol import ClientId
 
 State = dict[str, Tensor]
@@ -66,7 +66,7 @@ class Files:
         kept = {path.name, *(self._path(client, v).name for v in keep)}
         for other in path.parent.iterdir():
             if other.name not in kept:
-                other.unlink(missing_ok=True)
+                remove(other)
 
     def _path(self, client: ClientId, version: int) -> Path:
         return self.folder / f"client-{client}" / f"{version:09d}.safetensors"

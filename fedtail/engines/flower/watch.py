@@ -34,9 +34,11 @@ class Watch:
     def look(self) -> None:
         """Look once."""
         if self.folder.metrics.exists():
-            for record in read_records(self.folder.metrics)[self.done :]:
-                self.done += 1
+            for record in read_records(self.folder.metrics):
                 number = record["round"]
+                if number <= self.done:
+                    continue
+                self.done = number
                 self.warn(
                     f"round {number}: client {d['client']} is left out: {d['reason']}"
                     for d in record["dropped"]

@@ -106,7 +106,7 @@ def test_a_killed_server_goes_on_to_the_same_model(tmp_path: Path) -> None:
     with running(here, *words, "--out", str(here)) as embedded:
         assert embedded.end(200) == 0, embedded.output
     with running(out, *words, *ON_FLOWER, "--out", str(out)) as run:
-        run.until(lambda: (out / "checkpoint" / "manifest.json").exists(), 600)
+        run.until(lambda: (out / "checkpoint" / "manifest-000001.json").exists(), 600)
         kill(run.find("flwr-serverapp"))
         assert run.end(60) == 1
     assert "the server app was killed" in run.output

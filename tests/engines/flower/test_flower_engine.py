@@ -356,13 +356,15 @@ class Stop(Callback):
             raise Killed
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_clients_go_back_with_the_server(every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "damaged"), [(1, False), (2, False), (1, True)])
+def test_clients_go_back_with_the_server(every: int, damaged: bool, tmp_path: Path) -> None:
     method: FedAvg[ModelState] = FedAvg(local=tiny.quick(), buffers="local")
     experiment = tiny.experiment(method, tiny.norm_model, rounds=4, checkpoint_every=every)
     config = {"state-dir": str(tmp_path / "states")}
     first = local_federation.federation(experiment, node_config=config)
     with pytest.raises(Killed):
         first.run(tmp_path / "run", callbacks=[Stop()])
+    if damaged:  # and with it to the checkpoint before the last
+        (tmp_path / "run" / "checkpoint" / "server-000002.safetensors").write_bytes(b"")
     second = local_federation.federation(experiment, node_config=config)
     assert second.run(tmp_path / "run", resume=True).digest == run(experiment).digest
