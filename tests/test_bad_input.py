@@ -222,14 +222,14 @@ def test_an_out_folder_without_permission_is_refused(here: Path) -> None:
 def test_a_start_that_cannot_be_written_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Path.write_bytes
+    rename = Path.replace
 
-    def full(path: Path, data: bytes) -> int:
+    def full(path: Path, target: Path) -> Path:
         if "env.json" in path.name:
             raise OSError(28, "No space left on device", str(path))
-        return write(path, data)
+        return rename(path, target)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     assert refused() == "cannot write 'out/env.json': No space left on device"
 
 
