@@ -19,7 +19,7 @@ from fedtail import Experiment, FedAvg, LocalTraining, Natural
 from fedtail.data.sources import Synthetic
 from fedtail.engines import Embedded
 from fedtail.engines.workplace import numerics
-from fedtail.loop import Ledger, drive
+from fedtail.exchange import Ledger, drive
 from fedtail.setting import Setting, prepare
 
 WARM_UP = 20

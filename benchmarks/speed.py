@@ -23,7 +23,7 @@ from fedtail import IID, Arrays, Experiment, FedAvg, LocalTraining
 from fedtail.data.federation import laid_out
 from fedtail.engines import Embedded
 from fedtail.engines.workplace import numerics
-from fedtail.loop import Ledger, drive
+from fedtail.exchange import Ledger, drive
 from fedtail.setting import Setting, prepare
 
 LOCAL = LocalTraining(lr=0.01, batch_size=32)

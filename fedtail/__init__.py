@@ -21,7 +21,7 @@ from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.forms import Form, Like, Number
-from fedtail.loop import Result, run
+from fedtail.loop import run
 from fedtail.losses import (
     BalancedSoftmax,
     CrossEntropy,
@@ -80,6 +80,7 @@ from fedtail.methods import (
 from fedtail.models import ModelSpec, Output, SplitModel, experts
 from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
+from fedtail.result import Result
 from fedtail.training import (
     BatchSampler,
     ClassBalanced,

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtail.callbacks import (
     Callback,
@@ -23,11 +23,11 @@ from fedtail.callbacks import (
     rebuild,
     trackers,
 )
-from fedtail.callbacks.progress import SHOWN
-from fedtail.engines import Dropped, Embedded, Engine, Replies
+from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.workers import bounded
 from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped, blaming
+from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
@@ -35,158 +35,14 @@ from fedtail.metrics import Evaluation, personal_scores, scores
 from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
-from fedtail.protocol import Exchange, Scalar, Server, Task
+from fedtail.protocol import Scalar, Server, Task
 from fedtail.report.callback import ReportFile
+from fedtail.result import Result
 from fedtail.setting import Setting, prepare
-from fedtail.state import digest
 
-S = TypeVar("S")
 logger = logging.getLogger("fedtail")
 MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
-EMPTY_ROUNDS = 3
-"""How many rounds in a row without a valid update stop a run."""
-
-
-@dataclass
-class Ledger:
-    """What one round's exchanges cost, and who took part.
-
-    Attributes
-    ----------
-    traffic
-        Bytes to and from each client.
-    clients
-        Whose update was used.
-    dropped
-        Whose was not, and why.
-    kept
-        Whether an exchange brought nothing, so that the old state was kept.
-    """
-
-    traffic: dict[int, list[int]] = field(default_factory=dict)
-    clients: set[int] = field(default_factory=set)
-    dropped: list[Dropped] = field(default_factory=list)
-    kept: bool = False
-
-    def count(self, client: int, direction: int, nbytes: int) -> None:
-        """Add bytes sent down (0) or up (1)."""
-        self.traffic.setdefault(client, [0, 0])[direction] += nbytes
-
-    def count_exchange(self, tasks: Sequence[Task], replies: Replies) -> None:
-        """Add what one exchange sent, as the engine says or as the payloads do."""
-        if replies.traffic is not None:
-            for client, (down, up) in replies.traffic.items():
-                self.count(client, 0, down)
-                self.count(client, 1, up)
-            return
-        for task in tasks:
-            self.count(task.client, 0, task.payload.nbytes)
-        for update in replies.updates:
-            self.count(update.client, 1, update.payload.nbytes)
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """What a run leaves.
-
-    Attributes
-    ----------
-    history
-        One record a round, as in ``metrics.jsonl``.
-    tensors
-        The model that is tested and shipped, by the names of the user's own module.
-    network
-        That model, loaded.
-    state
-        The server's state after the last round.
-    folder
-        The run folder, if there is one.
-    """
-
-    history: list[dict[str, Any]]
-    tensors: dict[str, Tensor]
-    network: nn.Module
-    state: Any
-    folder: Path | None
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The last round's record."""
-        return self.history[-1]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the model: equal runs have equal digests."""
-        return digest(self.tensors)
-
-    def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
-        scores = [f"{k} {v:.4f}" for k in SHOWN if (v := last.get(k)) is not None]
-        network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
-        return "\n".join(
-            [
-                f"Result of {len(self.history)} rounds",
-                f"  scores  {', '.join(scores)}",
-                f"  model   {type(self.network).__name__}, {network}, digest {self.digest[:16]}",
-                f"  folder  {self.folder or 'none'}",
-            ]
-        )
-
-
-def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
-    """Carry one generator of a method through: tasks out, updates in, until it returns a state.
-
-    If an exchange brings no valid update, the state stays as it was, and nobody's update was used;
-    if all its clients raised, the run stops.
-    """
-    answer: Any = None  # what starts a generator
-    while True:
-        try:
-            with blaming(f"server half, round {server.round}"):
-                tasks = exchange.send(answer)
-        except StopIteration as stop:
-            new: S = stop.value
-            return new
-        replies = engine.perform(tasks, server.round, server.rounds)
-        ledger.count_exchange(tasks, replies)
-        ledger.dropped += replies.dropped
-        ledger.clients.update(update.client for update in replies.updates)
-        if tasks and not replies.updates:
-            if replies.dropped and all(d.raised for d in replies.dropped):
-                raise RunStopped(
-                    f"round {server.round}: every client failed, {first_reason(replies.dropped)}"
-                )
-            ledger.kept = True
-            ledger.clients.clear()
-            exchange.close()
-            return state
-        answer = replies.updates
-
-
-def first_reason(dropped: Sequence[Dropped]) -> str:
-    """Return the first of many reasons, with whose it is."""
-    return f"the first, client {dropped[0].client}: {dropped[0].reason}" if dropped else "no answer"
-
-
-def stop_if_empty(empty: Sequence[bool], last: bool, dropped: Sequence[Dropped]) -> None:
-    """Stop a run that learns nothing any more, or that ends without having learned anything.
-
-    Parameters
-    ----------
-    empty
-        Of each round so far, whether it had no valid update.
-    last
-        Whether there will be no other round.
-    dropped
-        Whose updates were not valid in the last of them.
-    """
-    in_a_row = next((n for n, one in enumerate(reversed(empty)) if not one), len(empty))
-    if in_a_row >= EMPTY_ROUNDS or (last and in_a_row == len(empty)):
-        rounds = "1 round" if in_a_row == 1 else f"{in_a_row} rounds"
-        raise RunStopped(
-            f"no valid update in {rounds}, up to round {len(empty)} ({first_reason(dropped)})"
-        )
 
 
 def run(

@@ -10,9 +10,10 @@ from fedtail.engines import Embedded
 from fedtail.engines.crew import Crew, Solo
 from fedtail.engines.protected import Protected
 from fedtail.engines.workplace import Workplace
-from fedtail.loop import Loop, Result
+from fedtail.loop import Loop
 from fedtail.privacy.ckks import Adder
 from fedtail.privacy.shield import Shield
+from fedtail.result import Result
 from fedtail.setting import prepare
 
 

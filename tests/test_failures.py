@@ -16,9 +16,9 @@ from fedtail import Callback, FedAvg, FedtailError, Payload, RunStopped, run
 from fedtail.callbacks import Progress
 from fedtail.engines.crew import Done, Job, Solo
 from fedtail.errors import is_wrong_input
+from fedtail.exchange import EMPTY_ROUNDS
 from fedtail.folder import RunFolder
 from fedtail.forms import Form, Like
-from fedtail.loop import EMPTY_ROUNDS
 from fedtail.methods import ModelState, action
 from fedtail.models import SplitModel
 from fedtail.protocol import Client, Exchange, Server, Task, Update
@@ -33,7 +33,7 @@ class ClientTypo(FedAvg[ModelState]):
 
     def prepare(self, run: Any) -> Any:
         if run.client.round == 2 and run.client.id in self.failing:
-            return {}["no such key"]
+            return dict[str, int]()["no such key"]
         return None
 
 

@@ -25,10 +25,11 @@ from fedtail.engines import Embedded
 from fedtail.engines.crew import Crew, Done, Job, attempt
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
 from fedtail.engines.workplace import Workplace
-from fedtail.loop import Loop, Result
+from fedtail.loop import Loop
 from fedtail.metrics import Evaluation
 from fedtail.models import ModelLike, SplitModel
 from fedtail.protocol import Client, Server, Tensors
+from fedtail.result import Result
 from fedtail.setting import prepare
 
 COUNTS = ((6, 4, 2, 0), (5, 0, 0, 0), (0, 1, 0, 0), (3, 3, 0, 0), (0, 4, 4, 0), (7, 1, 2, 0))

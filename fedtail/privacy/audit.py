@@ -169,7 +169,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
 
 def first_round(setting: Setting, place: Workplace) -> list[Witnessed]:
     """Do the first exchange of round 1 again, with every client."""
-    from fedtail.loop import Ledger, drive  # the loop knows the guard, which knows this package
+    from fedtail.exchange import Ledger, drive  # the loop knows the guard, which knows this package
 
     method, server = setting.method, setting.server(0)
     state = method.init(setting.model, server)

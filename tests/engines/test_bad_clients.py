@@ -18,8 +18,8 @@ import torch
 
 from fedtail import Arrays, Experiment, Method
 from fedtail.engines.crew import Done, Job, Solo
-from fedtail.loop import Result
 from fedtail.protocol import Payload, Scalar
+from fedtail.result import Result
 
 Spoil = Callable[[Payload], Payload | None]
 

@@ -29,8 +29,8 @@ from fedtail.config import Config
 from fedtail.engines.crew import Done, Job, Solo
 from fedtail.engines.embedded import TESTING
 from fedtail.engines.workplace import Workplace
-from fedtail.loop import Result
 from fedtail.protocol import Payload
+from fedtail.result import Result
 from fedtail.setting import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,8 @@ from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, Result
+from fedtail.loop import Loop
+from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 from fedtail.signals import ended_by_signals
 

@@ -34,8 +34,9 @@ from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, Result, own_callbacks
+from fedtail.loop import Loop, own_callbacks
 from fedtail.methods import Method
+from fedtail.result import Result
 from fedtail.setting import Setting, choose_device, runs_on_images
 
 

@@ -24,7 +24,7 @@ from fedtail.engines.flower.own import ModelMaker, networks
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.workplace import Workplace, numerics
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.loop import Ledger, drive, first_reason, stop_if_empty
+from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive

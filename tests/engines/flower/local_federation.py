@@ -20,7 +20,8 @@ from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.worker import serve
 from fedtail.engines.workplace import Workplace
 from fedtail.folder import RunFolder
-from fedtail.loop import Loop, Result, own_callbacks
+from fedtail.loop import Loop, own_callbacks
+from fedtail.result import Result
 from fedtail.setting import prepare
 
 

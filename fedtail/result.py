@@ -1,0 +1,60 @@
+"""What a run leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedtail.callbacks.progress import SHOWN
+from fedtail.state import digest
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run leaves.
+
+    Attributes
+    ----------
+    history
+        One record a round, as in ``metrics.jsonl``.
+    tensors
+        The model that is tested and shipped, by the names of the user's own module.
+    network
+        That model, loaded.
+    state
+        The server's state after the last round.
+    folder
+        The run folder, if there is one.
+    """
+
+    history: list[dict[str, Any]]
+    tensors: dict[str, Tensor]
+    network: nn.Module
+    state: Any
+    folder: Path | None
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The last round's record."""
+        return self.history[-1]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model: equal runs have equal digests."""
+        return digest(self.tensors)
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        scores = [f"{k} {v:.4f}" for k in SHOWN if (v := last.get(k)) is not None]
+        network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
+        return "\n".join(
+            [
+                f"Result of {len(self.history)} rounds",
+                f"  scores  {', '.join(scores)}",
+                f"  model   {type(self.network).__name__}, {network}, digest {self.digest[:16]}",
+                f"  folder  {self.folder or 'none'}",
+            ]
+        )
