@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tiny
 import torch
@@ -105,7 +105,9 @@ class Brittle(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and len(x) > 2:  # two samples are what every network is tried on
             raise ArithmeticError("too many")
-        return cast(Tensor, super().forward(x))
+        for layer in self:
+            x = layer(x)
+        return x
 
 
 def brittle_model() -> nn.Module:
