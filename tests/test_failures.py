@@ -33,7 +33,7 @@ class ClientTypo(FedAvg[ModelState]):
 
     def prepare(self, run: Any) -> Any:
         if run.client.round == 2 and run.client.id in self.failing:
-            return dict[str, int]()["no such key"]
+            return run.client.state["no such key"]
         return None
 
 

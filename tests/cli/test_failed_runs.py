@@ -43,6 +43,7 @@ CLIENT, SERVER = (
 )
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "3", "--out", "out"]
 TYPOS = [*RUN, "--plugin", "plug.py", "--method", "typos"]
+DIVERGING = "fedavg,local.lr=1e20,local.epochs=5"
 ON = "go on with: fedtail run --resume out\n"
 
 
@@ -139,7 +140,7 @@ def test_a_run_that_diverges_ends_with_1_and_ships_nothing() -> None:
 def test_in_a_comparison_the_others_go_on(workers: str) -> None:
     Path("broken").write_text("client")
     compared = ["compare", *RUN[1:], "--plugin", "plug.py", "--workers", workers]
-    methods = ["--method", "typos", "--method", "fedavg,local.lr=1e20", "--method", "fedavg"]
+    methods = ["--method", "typos", "--method", DIVERGING, "--method", "fedavg"]
     done = fedtail(*compared, *methods)
     assert done.code == 1
     typos, diverged, good = json.loads(Path("out/comparison.json").read_text())
