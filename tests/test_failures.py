@@ -235,6 +235,7 @@ def test_without_handlers_warnings_are_on_standard_error_and_with_progress_only_
 ) -> None:
     # Python prints what no handler takes; pytest's own handlers are put aside.
     monkeypatch.setattr(logging.getLogger("fedtail"), "propagate", False)
+    monkeypatch.setattr(logging.getLogger("fedtail"), "handlers", [])
     watch = Watch()
     tiny.run_with(tiny.experiment(rounds=2), losing(2), [watch])
     assert capsys.readouterr().err.splitlines() == watch.warnings

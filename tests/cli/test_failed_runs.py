@@ -44,7 +44,7 @@ CLIENT, SERVER = (
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "3", "--out", "out"]
 TYPOS = [*RUN, "--plugin", "plug.py", "--method", "typos"]
 DIVERGING = "fedavg,local.lr=1e20,local.epochs=5"
-ON = "go on with: fedtail run --resume out\n"
+ON = "go on with: fedtail run --resume out"
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_a_typo_in_the_client_half(here: Path) -> None:
     Path("broken").write_text("client")
     done = fedtail(*TYPOS)
     assert done.code == 1
-    assert done.out.endswith(ON)
+    assert done.out.endswith(f"{ON} --trust-plugins\n")
     assert done.err.startswith("Traceback (most recent call last):\n")
     assert f'plug.py", line {CLIENT}, in prepare' in done.err
     assert done.err.endswith(
@@ -70,7 +70,7 @@ def test_a_typo_in_the_client_half(here: Path) -> None:
     assert not Path("out/model.safetensors").exists()
     # The checkpoint stands: what is mended goes on, to the model of a run that never failed.
     Path("broken").unlink()
-    mended = fedtail("run", "--resume", "out")
+    mended = fedtail("run", "--resume", "out", "--trust-plugins")
     assert (mended.code, "continued after round 1" in mended.out) == (0, True)
     assert fedtail(*TYPOS[:8], "other", *TYPOS[9:]).out.split()[-1] == mended.out.split()[-1]
 
@@ -80,7 +80,7 @@ def test_a_typo_in_the_client_half_in_a_worker_process() -> None:
     Path("broken").write_text("client")
     done = fedtail(*TYPOS, "--workers", "2")
     assert done.code == 1
-    assert done.out.endswith(ON)
+    assert done.out.endswith(f"{ON} --trust-plugins\n")
     assert done.err.startswith(
         f"error: NameError: name 'clientt' is not defined (plug.py, line {CLIENT}): client 1, "
         "action 'train', round 2\nIn a worker process:\nTraceback (most recent call last):\n"
@@ -96,7 +96,7 @@ def test_a_typo_in_the_server_half(workers: str) -> None:
     Path("broken").write_text("server")
     done = fedtail(*TYPOS, "--workers", workers)
     assert done.code == 1
-    assert done.out.endswith(ON)
+    assert done.out.endswith(f"{ON} --trust-plugins\n")
     assert f'plug.py", line {SERVER}, in aggregate' in done.err
     assert done.err.endswith("\nraised by the method: server half, round 2\n")
 
@@ -125,7 +125,7 @@ def test_clients_that_fail_are_dropped_if_one_says_so() -> None:
 def test_a_run_that_diverges_ends_with_1_and_ships_nothing() -> None:
     done = fedtail("run", "--lr", "1e20", "--rounds", "5", "--out", "out")
     assert done.code == 1
-    assert done.out.endswith(ON)
+    assert done.out.endswith(f"{ON}\n")
     assert done.err.startswith("error: no valid update in 3 rounds, up to round 3 (the first, cli")
     assert not Path("out/model.safetensors").exists()
     assert not Path("out/report.html").exists()

@@ -153,7 +153,7 @@ def test_a_message_cannot_name_what_is_not_a_method() -> None:
     strategy.configure_train(1, initial(), ConfigRecord(), grid)
     crew = strategy.engine.crew
     crew.terms = type(crew.terms)(run="", method={"name": "os.system"}, more=crew.terms.more)
-    with pytest.raises(RunStopped, match="round 1: every client failed, the first, client 0: Vali"):
+    with pytest.raises(RunStopped, match="round 1: every client failed, the first, client 0: Fedt"):
         strategy.aggregate_train(1, [])
 
 
