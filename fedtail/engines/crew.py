@@ -371,8 +371,8 @@ def serve(pipe: Connection, plugins: list[str], threads: int) -> None:
         with numerics(threads):
             for answer in _answers(place, pipe):
                 pipe.send(answer)
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
-        return
+    except (EOFError, KeyboardInterrupt, ConnectionError):
+        return  # who gave the orders has ended, perhaps by a kill
 
 
 def _arrive(pipe: Connection, plugins: list[str]) -> Workplace:

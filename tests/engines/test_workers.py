@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import odd_methods
 import pytest
 import tiny
+from torch.multiprocessing import get_context
 
 from fedtail import FedAvg, FedtailError, RunStopped, run
 from fedtail.engines import Dropped, Embedded
-from fedtail.engines.crew import RESTARTS
+from fedtail.engines.crew import RESTARTS, serve
+from fedtail.engines.wire import pack_tensors
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
 from fedtail.setting import prepare
@@ -110,3 +113,21 @@ def test_a_worker_that_hangs_counts_as_dead(
 def test_a_network_that_fails_in_the_test_is_told_with_its_place() -> None:
     with pytest.raises(ClientFailed, match=r"ArithmeticError: too many \(odd_methods.py, line"):
         run(chosen(FedAvg(**QUICK), model=odd_methods.brittle_model))
+
+
+def test_a_worker_ends_without_a_word_when_its_run_is_killed() -> None:
+    # A kill closes the run's end of the pipe; as an answer was not read, that is a reset.
+    place = prepare(chosen(FedAvg(**QUICK))).workplace()
+    ours, theirs = get_context("spawn").Pipe()
+
+    def give_orders() -> None:
+        ours.send(place)
+        assert ours.recv() == ""
+        ours.send(("test", pack_tensors(place.model.tensors()), place.test_ranges()[0]))
+        ours.poll(30)
+        ours.close()
+
+    run = threading.Thread(target=give_orders)
+    run.start()
+    serve(theirs, [], 1)
+    run.join()
