@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,3 +105,8 @@ def shown(value: Any, most: int = 80) -> str:
     """Return a value for a message; an array or a whole table is cut, and never has line breaks."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def some(numbers: Sequence[int], most: int = 10) -> str:
+    """Return the first of many numbers for a message."""
+    return ", ".join([*map(str, numbers[:most]), *(["..."] if numbers[most:] else [])])

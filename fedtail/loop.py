@@ -26,7 +26,7 @@ from fedtail.callbacks import (
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.workers import bounded
 from fedtail.engines.workplace import numerics
-from fedtail.errors import FedtailError, RunStopped, blaming
+from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
@@ -214,8 +214,7 @@ class Loop:
         history = [found[number] for number in range(1, done + 1) if number in found]
         missing = sorted(set(range(1, done + 1)) - found.keys())
         if missing:
-            rounds = ", ".join([*map(str, missing[:10]), *(["..."] if missing[10:] else [])])
-            self.warn([f"'{metrics}' is damaged: what it held of round {rounds} is lost"])
+            self.warn([f"'{metrics}' is damaged: what it held of round {some(missing)} is lost"])
         if history != [record for record in read if record["round"] <= done]:
             rebuild(metrics, history)
         return history
@@ -273,11 +272,11 @@ class Loop:
         )
 
     def warn(self, messages: Iterable[str]) -> None:
-        """Tell the log and the callbacks what went wrong."""
+        """Tell the callbacks what went wrong, and then the log: what is shown need not be said."""
         for message in messages:
-            logger.warning("%s", message)
             for callback in self.callbacks:
                 callback.on_warning(message)
+            logger.warning("%s", message)
 
     def record(
         self, number: int, state: Any, server: Server, ledger: Ledger, began: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def fedtail(*words: str, columns: int = 80) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["fedtail", *words]),
+        patch.object(logging.lastResort, "formatter", None),  # it is the command's own
         patch.dict(os.environ, COLUMNS=str(columns)),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, some
 from fedtail.files import append_line, make_folder, write_atomic
 
 log = logging.getLogger("fedtail")
@@ -100,6 +100,6 @@ def _lines(path: Path, until: int | None) -> list[tuple[str, dict[str, Any]]]:
     if odd[-1:] == [len(raw)]:  # what follows the last newline: nothing, or a torn line
         del odd[-1]
     if odd:
-        numbers = ", ".join(map(str, odd))
-        log.warning("'%s': what is not the record of a round is left out (line %s)", path, numbers)
+        said = "'%s': what is not the record of a round is left out (line %s)"
+        log.warning(said, path, some(odd))
     return found

@@ -94,7 +94,8 @@ class Progress(Callback):
             self._flush()
 
     def on_warning(self, message: str) -> None:
-        """Show a warning, the first time it is given."""
+        """Show a warning, the first time it is given; it may come before the start."""
+        logging.getLogger("fedtail").addHandler(self._logged)
         if message not in self._warned:
             self._warned.add(message)
             self._print(f"warning: {message}")

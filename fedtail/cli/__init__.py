@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import traceback
@@ -59,6 +60,8 @@ def root(
 def main() -> None:
     """Run the command line: wrong input is one sentence and exit code 2, never a traceback."""
     guard_streams()
+    if logging.lastResort is not None:  # what is logged while no run is shown looks the same
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
     try:
         code = app(standalone_mode=False)
     except Exception as error:

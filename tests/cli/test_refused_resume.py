@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -41,6 +42,23 @@ def refused_resume(folder: Path) -> str:
 
 def test_the_folder_resumes_when_it_is_whole(broken: Path) -> None:
     assert fedtail("run", "--resume", str(broken)).code == 0
+
+
+def test_what_is_mended_is_said_once(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's; a user's process has none
+    (broken / "checkpoint" / "manifest-000002.json").write_text("{")
+    (broken / "metrics.jsonl").write_text("?\n" * 12)
+    done = fedtail("run", "--resume", str(broken))
+    assert done.code == 0
+    numbers = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ..."
+    odd = f"'{broken}/metrics.jsonl': what is not the record of a round is left out (line {numbers})"
+    damaged = f"'{broken}/checkpoint/manifest-000002.json' is truncated or not JSON"
+    assert done.out.startswith(f"warning: the checkpoint {damaged}; the run goes on from")
+    assert (done.out + done.err).count(damaged) == 1
+    assert (done.out + done.err).count(f"warning: {odd}") == (done.out + done.err).count(odd) == 1
+    # Where no run is shown, it looks the same.
+    (broken / "metrics.jsonl").write_text((broken / "metrics.jsonl").read_text() + "?\n")
+    assert fedtail("run", "--resume", str(broken)).err.startswith(f"warning: '{broken}/metrics.js")
 
 
 def test_what_is_not_a_run_is_not_resumed(broken: Path) -> None:
