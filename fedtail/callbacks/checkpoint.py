@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from fedtail.version import __version__
 FORMAT = 2
 KEPT = 2
 """How many checkpoints are kept."""
+WRITERS = 16
+"""How many files are written at once: their syncs together cost little more than one."""
 Entry = dict[str, str]  # {"file": name, "sha256": ...}
 
 
@@ -71,11 +74,16 @@ class Checkpoint(Callback):
         """Write the new files, then the manifest, then remove what no manifest names."""
         make_folder(self.folder)
         tree, tensors = flatten(snapshot.state)
-        server = self._write(f"server-{snapshot.round:06d}", tensors)
-        for client, state in snapshot.client_states.items():
-            if client not in self._clients or self._clients[client][0] is not state:
-                entry = self._write(f"client-{client}-{snapshot.round:06d}", state)
-                self._clients[client] = (state, entry)
+        new = {
+            client: state
+            for client, state in snapshot.client_states.items()
+            if client not in self._clients or self._clients[client][0] is not state
+        }
+        owners = ("server", *(f"client-{client}" for client in new))
+        names = [f"{owner}-{snapshot.round:06d}" for owner in owners]
+        with ThreadPoolExecutor(WRITERS) as pool:
+            server, *entries = pool.map(self._write, names, (tensors, *new.values()))
+        self._clients |= {c: (new[c], entry) for c, entry in zip(new, entries, strict=True)}
         sync_folder(self.folder)
         manifest = {
             "format": FORMAT,

@@ -51,7 +51,9 @@ def test_what_is_mended_is_said_once(broken: Path, monkeypatch: pytest.MonkeyPat
     done = fedtail("run", "--resume", str(broken))
     assert done.code == 0
     numbers = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ..."
-    odd = f"'{broken}/metrics.jsonl': what is not the record of a round is left out (line {numbers})"
+    odd = (
+        f"'{broken}/metrics.jsonl': what is not the record of a round is left out (line {numbers})"
+    )
     damaged = f"'{broken}/checkpoint/manifest-000002.json' is truncated or not JSON"
     assert done.out.startswith(f"warning: the checkpoint {damaged}; the run goes on from")
     assert (done.out + done.err).count(damaged) == 1
