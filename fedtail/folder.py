@@ -193,7 +193,9 @@ class RunFolder:
             log.warning("'%s' cannot be checked: '%s' is missing", self.model, self.model_digest)
         elif self.model_digest.read_text(errors="replace").split()[:1] != [_sha256(data)]:
             raise FedtailError(
-                f"'{self.model}' is damaged: its SHA-256 is not that of '{self.model_digest.name}'"
+                f"'{self.model}' is damaged: its SHA-256 is not that of "
+                f"'{self.model_digest.name}'; if you remove it, "
+                f"fedtail run --resume {self.path} writes it again"
             )
         return unpack_tensors(data, str(self.model))
 

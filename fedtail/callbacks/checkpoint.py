@@ -114,10 +114,11 @@ class Checkpoint(Callback):
                 continue
             self._kept = [files for kept in manifests[at : at + KEPT][::-1] for files in _of(kept)]
             return found
-        if len(self.damage) > 1:
-            raise FedtailError(f"no checkpoint is whole: {', and '.join(self.damage)}")
         if self.damage:
-            raise FedtailError(self.damage[0])
+            raise FedtailError(
+                f"no checkpoint is whole: {', and '.join(self.damage)}; "
+                f"if you remove '{self.folder}', the run starts again"
+            )
         return None
 
     def _manifests(self) -> list[Path]:

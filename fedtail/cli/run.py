@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.callbacks import Progress, read_records
+from fedtail.callbacks import Progress
 from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
+from fedtail.cli.results import History
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
@@ -114,8 +115,9 @@ def run(
         )
     folder = RunFolder(resume)
     experiment = reopen(folder, trust_plugins)
-    if folder.finished:
-        show_finished(experiment, folder)
+    history = folder.records() if folder.finished else []
+    if history:
+        show_finished(experiment, folder, history)
     else:
         execute(experiment, folder, True, stored_launch(folder.path))
 
@@ -168,14 +170,12 @@ def execute(
     _say(f"{folder.path}  model {result.digest[:16]}")
 
 
-def show_finished(experiment: Experiment, folder: RunFolder) -> None:
+def show_finished(experiment: Experiment, folder: RunFolder, history: History) -> None:
     """Show a run that came to its end before."""
-    history = read_records(folder.metrics)
-    if not history:
-        raise FedtailError(f"'{folder.metrics}' holds no round")
+    model = digest(folder.shipped())[:16]
     _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
     show_run(make_console(), experiment.title, history, experiment.server_data)
-    _say(f"{folder.path}  model {digest(folder.shipped())[:16]}")
+    _say(f"{folder.path}  model {model}")
 
 
 def _say(line: str) -> None:

@@ -213,7 +213,10 @@ def test_a_truncated_file_is_one_sentence(tmp_path: Path, name: str) -> None:
     Checkpoint(tmp_path).save(snapshot(1, {0: {"c": torch.ones(3)}}))
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-1])
-    assert damaged(tmp_path) == f"the checkpoint file '{path}' is missing, truncated or changed"
+    assert damaged(tmp_path) == (
+        f"no checkpoint is whole: the checkpoint file '{path}' is missing, truncated or changed; "
+        f"if you remove '{tmp_path}', the run starts again"
+    )
 
 
 def test_one_changed_bit_is_seen(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_the_folder_resumes_when_it_is_whole(broken: Path) -> None:
 
 
 def test_what_is_mended_is_said_once(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's; a user's process has none
+    for logger in (logging.root, logging.getLogger("fedtail")):  # pytest has handlers there
+        monkeypatch.setattr(logger, "handlers", [])
     (broken / "checkpoint" / "manifest-000002.json").write_text("{")
     (broken / "metrics.jsonl").write_text("?\n" * 12)
     done = fedtail("run", "--resume", str(broken))
@@ -60,7 +61,9 @@ def test_what_is_mended_is_said_once(broken: Path, monkeypatch: pytest.MonkeyPat
     assert (done.out + done.err).count(f"warning: {odd}") == (done.out + done.err).count(odd) == 1
     # Where no run is shown, it looks the same.
     (broken / "metrics.jsonl").write_text((broken / "metrics.jsonl").read_text() + "?\n")
-    assert fedtail("run", "--resume", str(broken)).err.startswith(f"warning: '{broken}/metrics.js")
+    shown = fedtail("run", "--resume", str(broken))
+    line = len((broken / "metrics.jsonl").read_text().splitlines())
+    assert shown.err == f"warning: {odd.partition(' (')[0]} (line {line})\n"
 
 
 def test_what_is_not_a_run_is_not_resumed(broken: Path) -> None:

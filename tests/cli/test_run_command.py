@@ -141,6 +141,21 @@ def test_a_damaged_model_is_not_shown() -> None:
     for words in (["run", "--resume", "out"], ["audit", "out"], ["report", "--features", "out"]):
         said = one_sentence(fedtail(*words))
         assert "model.safetensors' is damaged: its SHA-256 is not that of" in said
+    assert said.endswith("if you remove it, fedtail run --resume out writes it again")
+    model.unlink()
+    assert fedtail("run", "--resume", "out").code == 0
+    assert model.read_bytes() == data
+
+
+def test_a_finished_run_without_its_numbers_has_those_of_the_checkpoint() -> None:
+    done = fedtail("run", "--data", "mine.npz", *SHORT, "--out", "out")
+    last = Path("out/metrics.jsonl").read_text().splitlines()[-1]
+    Path("out/metrics.jsonl").write_text("")
+    again = fedtail("run", "--resume", "out")
+    assert again.code == 0
+    assert again.out.count("is damaged: what it held of round 1 is lost") == 1
+    assert last_hash(again.out) == last_hash(done.out)
+    assert Path("out/metrics.jsonl").read_text() == f"{last}\n"
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
