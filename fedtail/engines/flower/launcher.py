@@ -21,7 +21,7 @@ import tomli_w
 from fedtail.callbacks import Callback, Checkpoint, read_records
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.processes import alive, stop
+from fedtail.engines.flower.processes import alive
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.flower.watch import Watch
 from fedtail.errors import FedtailError, RunStopped, suggestion
@@ -96,7 +96,7 @@ class Launch:
             stack.enter_context(ended_by_signals())
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtail-")))
             federation = Federation(home, desk.folder, self.tls, self.engine == "ray")
-            stack.callback(lambda: stop(federation.started, federation.seen))
+            stack.callback(federation.close)
             self.start(federation, len(setting.federation), folder, resume)
             self.wait(federation, desk, Watch(folder, callbacks, done))
         return collect(setting, folder, callbacks)

@@ -1,12 +1,17 @@
-"""Processes of this machine: started with a log, stopped with everything that they started."""
+"""Processes of this machine: started with a log, stopped with everything that they started.
+
+Run as a program, this file is the guardian that ends them if whoever started them is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +56,57 @@ def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) 
     return Started(name, process, log)
 
 
+@dataclass(frozen=True)
+class Guardian:
+    """A process that waits at the end of a pipe: a kill of this one closes it, too.
+
+    Then it ends what it was told of, with all that those have started, and removes a folder.
+    """
+
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def over(cls, folder: Path) -> Guardian:
+        """Start one."""
+        # As a file, because importing the package takes longer than some runs.
+        command = [sys.executable, "-I", __file__, str(folder)]
+        return cls(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
+    def watch(self, one: Started) -> None:
+        """Tell it of one more process."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the run can do without
+            self.process.stdin.write(f"{one.process.pid}\n".encode())
+            self.process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Let it end; what it was told of must have ended before."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
+
+
+def guard(folder: Path) -> None:
+    """Be a guardian: read numbers of processes until the pipe closes, then end them."""
+    told: set[Birth] = set()
+    while line := sys.stdin.readline():
+        pid = int(line)
+        told |= {(pid, born) for p, (_, born) in _table().items() if p == pid}
+    roots = _alive(told)
+    family = descendants(*(pid for pid, _ in roots)) | set(roots)
+    _signal(roots, signal.SIGTERM)
+    _wait(family, time.monotonic() + GRACE)
+    _signal(_alive(family), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
     """End processes and all that they started; those that do not listen are killed.
 
@@ -73,9 +129,7 @@ def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
         one.process.kill()
         one.process.wait()
     _wait(family, until)
-    for pid, _ in _alive(family):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _signal(_alive(family), signal.SIGKILL)
     _wait(family, time.monotonic() + GRACE)  # on a busy machine, also a killed one takes a moment
 
 
@@ -112,6 +166,12 @@ def _alive(births: Iterable[Birth]) -> list[Birth]:
     return [(pid, born) for pid, born in births if pid in table and table[pid][1] == born]
 
 
+def _signal(births: Iterable[Birth], number: signal.Signals) -> None:
+    for pid, _ in births:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def _wait(births: Iterable[Birth], until: float) -> None:
     while _alive(births) and time.monotonic() < until:
         time.sleep(0.1)
@@ -136,3 +196,7 @@ def _from_proc(path: Path) -> tuple[int, tuple[int, str]] | None:
     if fields[0] == "Z":
         return None
     return int(path.parent.name), (int(fields[1]), fields[19])
+
+
+if __name__ == "__main__":
+    guard(Path(sys.argv[1]))

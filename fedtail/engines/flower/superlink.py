@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtail.engines.flower.processes import Birth, Started, descendants, free_ports, start
+from fedtail.engines.flower.processes import (
+    Birth,
+    Guardian,
+    Started,
+    descendants,
+    free_ports,
+    start,
+    stop,
+)
 from fedtail.errors import RunStopped
 from fedtail.files import write_atomic
 
@@ -49,6 +57,7 @@ class Federation:
     logs: Path
     tls: bool = False
     simulation: bool = False
+    guardian: Guardian | None = None
     started: list[Started] = field(default_factory=list)
     seen: set[Birth] = field(default_factory=set)
     port: int = 0
@@ -67,6 +76,12 @@ class Federation:
             "RAY_USAGE_STATS_ENABLED": "0",
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
         }
+
+    def close(self) -> None:
+        """End everything that was started."""
+        stop(self.started, self.seen)
+        if self.guardian is not None:
+            self.guardian.dismiss()
 
     def open(self) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -91,7 +106,7 @@ class Federation:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\n{address}\n{trust}\n",
         )
-        self.started.append(start("superlink", command, self.logs / "superlink.log", self.env))
+        self._start("superlink", command)
         self._wait_until_ready()
 
     def look(self) -> None:
@@ -110,10 +125,7 @@ class Federation:
             key = key or self.new_key(f"node-{partition}")
             command += ["--root-certificates", str(self.certificates.authority)]
             command += ["--auth-supernode-private-key", str(key)]
-        name = f"node-{partition}"
-        node = start(name, command, self.logs / f"{name}.log", self.env)
-        self.started.append(node)
-        return node
+        return self._start(f"node-{partition}", command)
 
     def new_key(self, name: str) -> Path:
         """Make a key for a SuperNode and register it."""
@@ -156,6 +168,13 @@ class Federation:
             reason = said.get("error-message") or " ".join((done.stderr or done.stdout).split())
             raise RunStopped(f"flwr {words[0]} failed: {reason[-300:]}")
         return said
+
+    def _start(self, name: str, command: list[str]) -> Started:
+        self.guardian = self.guardian or Guardian.over(self.home)
+        one = start(name, command, self.logs / f"{name}.log", self.env)
+        self.started.append(one)
+        self.guardian.watch(one)
+        return one
 
     def _wait_until_ready(self) -> None:
         scheme = "https" if self.certificates else "http"

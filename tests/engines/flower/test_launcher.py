@@ -91,6 +91,39 @@ def test_only_what_was_started_is_stopped(tmp_path: Path) -> None:
         other.wait()
 
 
+STARTER = """
+import sys, time
+from pathlib import Path
+from fedtail.engines.flower.processes import Guardian, start
+guardian = Guardian.over(Path("home"))
+guardian.watch(start("parent", [sys.executable, "-c", sys.argv[1]], Path("log"), {}))
+print(guardian.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_started_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "home" / "keys").mkdir(parents=True)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, FAMILY], stdout=subprocess.PIPE, cwd=tmp_path
+    )
+    assert starter.stdout is not None
+    guardian = int(starter.stdout.readline())
+    until = time.monotonic() + 60
+    while "up" not in (tmp_path / "log").read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    made = descendants(starter.pid)
+    assert len(made) == 3  # the guardian, the parent and its child
+    starter.kill()
+    starter.communicate()
+    while any(alive(pid) for pid, _ in made) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [pid for pid, _ in made if alive(pid)] == []
+    assert guardian in {pid for pid, _ in made}
+    assert not (tmp_path / "home").exists()
+
+
 def test_ports_are_free_and_different() -> None:
     ports = free_ports(5)
     assert len(set(ports)) == 5

@@ -17,7 +17,6 @@ from local_grid import LocalGrid
 
 from fedtail.callbacks import read_records
 from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.processes import stop
 from fedtail.engines.flower.superlink import Federation
 
 
@@ -73,7 +72,7 @@ def test_flwr_run_accepts_it_on_a_real_federation(
                 assert time.monotonic() < until, (tmp_path / "superlink.log").read_text()
                 time.sleep(0.5)
         finally:
-            stop(federation.started)
+            federation.close()
     assert said["ended"] == "well", said
     (record,) = read_records(out / "metrics.jsonl")
     assert record["clients"] == [0, 1, 2]

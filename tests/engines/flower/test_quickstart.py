@@ -16,7 +16,6 @@ import tomli_w
 from flwr.app import Context, RecordDict
 from local_grid import LocalGrid
 
-from fedtail.engines.flower.processes import stop
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
@@ -239,6 +238,6 @@ def test_it_gives_the_same_model_on_real_processes(
                 assert time.monotonic() < until, (logs / "superlink.log").read_text()
                 time.sleep(3)
         finally:
-            stop(federation.started)
+            federation.close()
     assert status.split()[0] == "finished:completed", (logs / "superlink.log").read_text()
     assert saved(out) == here(tmp_path / "here", monkeypatch)

@@ -30,7 +30,6 @@ from fedtail import (
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.launcher import Launch, collect, write_app
 from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.processes import stop
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.flower.watch import Watch
 from fedtail.folder import RunFolder
@@ -92,7 +91,7 @@ def opened(logs: Path, simulation: bool) -> Iterator[Federation]:
                 federation.add_node(partition, 3)
             yield federation
         finally:
-            stop(federation.started)
+            federation.close()
 
 
 def on(federation: Federation, name: str, out: Path) -> Result:

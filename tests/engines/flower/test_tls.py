@@ -25,7 +25,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         made.open()
         yield made
     finally:
-        stop(made.started)
+        made.close()
 
 
 def node(federation: Federation, name: str, *options: str) -> Started:
