@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from real import PLUGIN, QUICK, Run, kill, running
 
-from fedtail.engines.flower.processes import Birth, Started, descendants, start, stop
+from fedtail.engines.flower.processes import Birth, Started, alive, descendants, start, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
@@ -127,14 +127,23 @@ def test_a_killed_superlink_is_said_with_how_to_go_on(tmp_path: Path) -> None:
     assert f"go on with: fedtail run --resume {out}" in run.output
 
 
-def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_whoever_ends_the_run_ends_everything_that_was_started(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
     with running(out, *words) as run:
         run.until(lambda: run.find("flwr-serverapp"), 300)
         family = run.family()
         assert len([line for line in family.values() if "flower-supernode" in line]) >= 3
-        run.process.send_signal(signal.SIGINT)
-        assert run.end(60) == 130
-        assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
-    assert f"go on with: fedtail run --resume {out}" in run.output
+        run.process.send_signal(number)
+        assert run.end(60) == code
+        until = time.monotonic() + (60 if number == signal.SIGKILL else 0)  # for the guardian
+        while any(map(alive, family)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert [pid for pid in family if alive(pid)] == []
+    said = f"go on with: fedtail run --resume {out}" in run.output
+    assert said == (number != signal.SIGKILL)
