@@ -421,7 +421,7 @@ class Loop:
                 dropped += replies.dropped
                 models = [update.payload.group("model") for update in replies.updates]
                 each += [self.scores(self.engine.evaluate(model)) for model in models]
-        if not each:
+        if not each and all(d.raised for d in dropped):
             raise RunStopped(
                 f"round {server.round}: no client's own model can be tested, "
                 f"{first_reason(dropped)}"
