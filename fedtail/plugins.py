@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedtail.config import Registry
 from fedtail.errors import FedtailError
 
 
@@ -66,10 +67,20 @@ def _resolved(plugin: str) -> str:
     return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
 
 
-def _load_file(path: Path) -> None:
-    # The module's name depends on the path alone: worker processes must find the same classes.
+def registered_by(plugin: str, registry: Registry[Any]) -> list[str]:
+    """Return the names in a registry that a loaded plug-in has entered."""
+    module = _module_name(Path(plugin)) if plugin.endswith(".py") else plugin
+    return [n for n in registry if f"{registry[n].__module__}.".startswith(f"{module}.")]
+
+
+def _module_name(path: Path) -> str:
+    # It depends on the path alone: worker processes must find the same classes.
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"fedtail_plugin_{path.stem}_{place}"
+    return f"fedtail_plugin_{path.stem}_{place}"
+
+
+def _load_file(path: Path) -> None:
+    name = _module_name(path)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
