@@ -1,4 +1,4 @@
-"""A user's own components, from a file or an installed module."""
+"""Components of others: from a user's file or module, and from packages that are installed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedtail.config import Registry
 from fedtail.errors import FedtailError
+
+if TYPE_CHECKING:
+    from fedtail.config import Registry
+
+GROUP = "fedtail.plugins"
+"""The group of entry points under which installed packages name their modules."""
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
@@ -67,6 +73,34 @@ def _resolved(plugin: str) -> str:
     return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
 
 
+def find_installed(name: str, known: Container[str]) -> list[str]:
+    """Import installed plug-ins until a name is known; return what was wrong with some of them.
+
+    The entry point of that name comes first, and if it cannot be imported, that is the error: it is
+    what was asked for. Of the others a broken one is no reason to stop.
+    """
+    for entry in entry_points(group=GROUP, name=name):
+        _load_entry(entry)
+    return [] if name in known else load_installed()
+
+
+def load_installed() -> list[str]:
+    """Import the plug-ins of all installed packages; return a sentence for each that fails."""
+    failed = []
+    for entry in entry_points(group=GROUP):
+        try:
+            _load_entry(entry)
+        except FedtailError as error:
+            failed.append(str(error))
+    return failed
+
+
+def _load_entry(entry: EntryPoint) -> None:
+    package = f" of the installed package '{entry.dist.name}'" if entry.dist else ""
+    with _explained(entry.value, package):
+        entry.load()
+
+
 def registered_by(plugin: str, registry: Registry[Any]) -> list[str]:
     """Return the names in a registry that a loaded plug-in has entered."""
     module = _module_name(Path(plugin)) if plugin.endswith(".py") else plugin
@@ -97,15 +131,16 @@ def _load_file(path: Path) -> None:
 
 
 @contextmanager
-def _explained(plugin: str) -> Iterator[None]:
+def _explained(plugin: str, package: str = "") -> Iterator[None]:
     """Turn what importing a plug-in raises into one sentence with its place in the file."""
+    named = f"plug-in '{plugin}'{package}"
     try:
         yield
     except FedtailError as error:
-        raise FedtailError(f"plug-in '{plugin}': {error}") from None
+        raise FedtailError(f"{named}: {error}") from None
     except Exception as error:
         raise FedtailError(
-            f"plug-in '{plugin}' cannot be imported: {first_line(error)}{place(error, plugin)}"
+            f"{named} cannot be imported: {first_line(error)}{place(error, plugin)}"
         ) from error
 
 

@@ -10,6 +10,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -224,13 +225,13 @@ def a_client_that_is_dropped_does_not_break_the_round(case: Case) -> None:
     chosen = case.experiment(per_round=len(COUNTS))
     if len(prepare(chosen).federation) == 1:  # one holds everything, and nobody else can answer
         try:
-            run_with(chosen, lambda place: Spoiler(place, lost))
+            run_with(chosen, partial(Spoiler, spoil=lost))
         except RunStopped:
             return
         raise CheckFailed("a run without a single update does not stop")
-    silent = run_with(chosen, lambda place: Spoiler(place, lost))
+    silent = run_with(chosen, partial(Spoiler, spoil=lost))
     for spoil in (with_nan, with_more):
-        spoiled = run_with(chosen, lambda place, spoil=spoil: Spoiler(place, spoil))
+        spoiled = run_with(chosen, partial(Spoiler, spoil=spoil))
         for record in spoiled.history:
             dropped = {d["client"] for d in record["dropped"]}
             expect(dropped == {0}, f"client 0 sent nonsense, and {dropped or 'nobody'} was dropped")
@@ -247,7 +248,7 @@ def a_round_in_which_nobody_answers_keeps_the_model(case: Case) -> None:
     def in_round_2(job: Job) -> bool:
         return job.clock.round == 2 and job.clock.turn < TESTING
 
-    result = run_with(case.experiment(), lambda place: Spoiler(place, lost, in_round_2))
+    result = run_with(case.experiment(), partial(Spoiler, spoil=lost, which=in_round_2))
     expect(result.history[1]["clients"] == [], "somebody took part in the round without answers")
     _expect_finite(result)
 
@@ -279,7 +280,9 @@ def what_is_shipped_loads(case: Case) -> None:
     """Ship what loads into the user's own module, or into the network of the result."""
     result = case.reference()
     module = MODELS[case.model]()
-    own = module if module.state_dict().keys() == result.tensors.keys() else result.network
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    same = shapes == {name: tensor.shape for name, tensor in result.tensors.items()}
+    own = module if same else result.network
     own.load_state_dict(result.tensors)
     own.eval()
     shape = tuple(own(torch.zeros(2, *input_shape(case.model))).shape)

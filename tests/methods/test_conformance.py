@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # Methods of the package: other tests may have registered some of their own.
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 TESTED_ALONE = {"local-only", "per-fedavg"}
-SHIP_THEIR_OWN = {"gbme", "gbme-p", "ride"}
+SHIP_THEIR_OWN = {"gbme", "gbme-p", "ldam", "ride"}
 FILES = {"centralised-bsm": "centralised"}
 
 every_method = pytest.mark.parametrize("name", NAMES)
