@@ -68,10 +68,21 @@ def index() -> Iterator[str]:
     yield "| method | family | what it does | needs | extra traffic |"
     yield "|---|---|---|---|---|"
     for cls in ours():
-        does = (cls.__doc__ or "").strip().split("\n")[0].removesuffix(".")
         needs = "; ".join(cls.needs) or "nothing"
-        cells = f"[`{cls.name}`]({link(cls.name)})", cls.family, does, needs, cls.traffic
+        cells = f"[`{cls.name}`]({link(cls.name)})", cls.family, _does(cls), needs, cls.traffic
         yield f"| {' | '.join(cells)} |"
+
+
+def box() -> Iterator[str]:
+    """Yield a line a page: what a method does where it is about one, else the methods."""
+    classes = {cls.name: cls for cls in ours()}
+    yield "| page | methods |"
+    yield "|---|---|"
+    for page in navigation():
+        title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        held = [classes[name] for name in about(page)]
+        said = f": {_does(held[0])}" if len(held) == 1 else ""
+        yield f"| [{title}](docs/methods/{page.name}) | {_names(held)}{said} |"
 
 
 def reference() -> Iterator[str]:
@@ -99,11 +110,16 @@ def refused() -> Iterator[str]:
             yield f"| `{cls.name}` | {reason} |"
 
 
+def _does(cls: type[Method[Any]]) -> str:
+    return (cls.__doc__ or "").strip().split("\n")[0].removesuffix(".")
+
+
 def _names(classes: Classes) -> str:
     return ", ".join(f"`{cls.name}`" for cls in classes)
 
 
 BLOCKS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
+    "README.md": {"box": box},
     "docs/methods/index.md": {"index": index},
     "docs/reference/api.md": {"reference": reference},
     "docs/how-to/choose-a-method.md": {"needed": needed, "refused": refused},
