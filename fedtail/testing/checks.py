@@ -217,6 +217,8 @@ def a_resumed_run_gives_the_same_bits(case: Case) -> None:
                 run(case.experiment(), out=out, callbacks=[InterruptAfter(done)])
             except Interrupted:
                 _expect_same(run(case.experiment(), out=out, resume=True), case.reference())
+            else:
+                raise CheckFailed(f"nothing interrupted the run after round {done}")
 
 
 @check(PLAIN, NORM)
