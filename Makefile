@@ -12,7 +12,7 @@ NUMERIC := $(addprefix tests/,losses methods metrics models privacy training) \
   --ignore tests/methods/test_conformance.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-flower test test-slow lint bench docs clean
+.PHONY: help demo demo-flower test test-slow lint bench lists docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ bench: $(STAMP)  ## speed and scale, as ratios in one run
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.encryption
+
+lists: $(STAMP)  ## write the lists of methods, in code and pages, from their classes
+	$(BIN)/python docs/lists.py
 
 docs: $(STAMP)  ## build the documentation site; a warning is an error, as in `make test`
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

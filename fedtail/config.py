@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from fedtail.errors import FedtailError, sentence, unknown_name
+from fedtail.plugins import find_installed
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Component")
@@ -40,7 +41,11 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> type[T]:
         if name not in self._classes:
-            raise unknown_name(self.kind, name, self._classes)
+            # An installed package may have it. They are asked last: importing them takes time.
+            failed = find_installed(name, self._classes)
+            if name not in self._classes:
+                error = unknown_name(self.kind, name, self._classes)
+                raise FedtailError("; ".join([str(error), *failed]))
         return self._classes[name]
 
     def __contains__(self, name: object) -> bool:

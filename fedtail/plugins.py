@@ -1,4 +1,4 @@
-"""A user's own components, from a file or an installed module."""
+"""Components of others: from a user's file or module, and from packages that are installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtail.errors import FedtailError
+
+if TYPE_CHECKING:
+    from fedtail.config import Registry
+
+GROUP = "fedtail.plugins"
+"""The group of entry points under which installed packages name their modules."""
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
@@ -66,10 +73,48 @@ def _resolved(plugin: str) -> str:
     return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
 
 
-def _load_file(path: Path) -> None:
-    # The module's name depends on the path alone: worker processes must find the same classes.
+def find_installed(name: str, known: Container[str]) -> list[str]:
+    """Import installed plug-ins until a name is known; return what was wrong with some of them.
+
+    The entry point of that name comes first, and if it cannot be imported, that is the error: it is
+    what was asked for. Of the others a broken one is no reason to stop.
+    """
+    for entry in entry_points(group=GROUP, name=name):
+        _load_entry(entry)
+    return [] if name in known else load_installed()
+
+
+def load_installed() -> list[str]:
+    """Import the plug-ins of all installed packages; return a sentence for each that fails."""
+    failed = []
+    for entry in entry_points(group=GROUP):
+        try:
+            _load_entry(entry)
+        except FedtailError as error:
+            failed.append(str(error))
+    return failed
+
+
+def _load_entry(entry: EntryPoint) -> None:
+    package = f" of the installed package '{entry.dist.name}'" if entry.dist else ""
+    with _explained(entry.value, package):
+        entry.load()
+
+
+def registered_by(plugin: str, registry: Registry[Any]) -> list[str]:
+    """Return the names in a registry that a loaded plug-in has entered."""
+    module = _module_name(Path(plugin)) if plugin.endswith(".py") else plugin
+    return [n for n in registry if f"{registry[n].__module__}.".startswith(f"{module}.")]
+
+
+def _module_name(path: Path) -> str:
+    # It depends on the path alone: worker processes must find the same classes.
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"fedtail_plugin_{path.stem}_{place}"
+    return f"fedtail_plugin_{path.stem}_{place}"
+
+
+def _load_file(path: Path) -> None:
+    name = _module_name(path)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -86,15 +131,16 @@ def _load_file(path: Path) -> None:
 
 
 @contextmanager
-def _explained(plugin: str) -> Iterator[None]:
+def _explained(plugin: str, package: str = "") -> Iterator[None]:
     """Turn what importing a plug-in raises into one sentence with its place in the file."""
+    named = f"plug-in '{plugin}'{package}"
     try:
         yield
     except FedtailError as error:
-        raise FedtailError(f"plug-in '{plugin}': {error}") from None
+        raise FedtailError(f"{named}: {error}") from None
     except Exception as error:
         raise FedtailError(
-            f"plug-in '{plugin}' cannot be imported: {first_line(error)}{place(error, plugin)}"
+            f"{named} cannot be imported: {first_line(error)}{place(error, plugin)}"
         ) from error
 
 

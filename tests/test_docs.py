@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from fedtail.training import LocalTraining
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+lists: Any = SimpleNamespace(**runpy.run_path(str(DOCS / "lists.py"), run_name="lists"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(
     r"(?P<before>[^\n]*)\n```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<code>.*?)\n```", re.DOTALL
@@ -271,20 +273,14 @@ def test_every_method_has_a_page() -> None:
         assert linked[name] == f"{name}.md" or f"`{name}`" in page
 
 
-def test_the_guide_says_which_methods_cannot_be_encrypted() -> None:
-    guide = (DOCS / "how-to" / "choose-a-method.md").read_text(encoding="utf-8")
-    refused = re.search(r"^\| `--encrypt`.*\|.*\|(.*)\|$", guide, flags=re.MULTILINE)
-    assert refused
-    named = set(re.findall(r"`([a-z][\w-]+)`", refused[1])) - {"gbme-p"}
-    ours = {name: cls() for name, cls in methods_of_ours() if not name.startswith("centralised")}
-    assert named == {name for name, method in ours.items() if method.not_a_sum()}
+@pytest.mark.parametrize("file", lists.FILES, ids=lambda path: path.name)
+def test_the_lists_of_methods_are_those_of_their_classes(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == lists.made(file), "run `make lists`"
 
 
-def test_the_guide_names_every_method_that_is_not_a_reference() -> None:
+def test_the_guide_names_every_method() -> None:
     guide = (DOCS / "how-to" / "choose-a-method.md").read_text(encoding="utf-8")
-    optimisers = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}  # "server optimisers"
-    names = {name for name, cls in methods_of_ours() if cls.family != "reference"} - optimisers
-    assert {name for name in names if f"`{name}`" not in guide} == set()
+    assert {name for name, _ in methods_of_ours() if f"`{name}`" not in guide} == set()
 
 
 def test_the_citation_is_of_this_version() -> None:

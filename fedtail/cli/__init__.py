@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli import audit as _audit
+from fedtail.cli import check as _check
 from fedtail.cli import compare as _compare
 from fedtail.cli import keys as _keys
 from fedtail.cli import report as _report
@@ -36,6 +37,7 @@ app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)
+app.command(epilog=_check.EXAMPLES)(_check.check)
 app.command(epilog=_keys.EXAMPLES)(_keys.keys)
 app.command(name="audit", epilog=_audit.EXAMPLES)(_audit.audit_command)
 app.add_typer(data, name="data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -14,7 +15,7 @@ from fedtail.cli.options import Plugins
 from fedtail.cli.tables import make_console
 from fedtail.config import Component, Config
 from fedtail.methods import Method
-from fedtail.plugins import load_plugins
+from fedtail.plugins import load_installed, load_plugins
 
 
 def methods(
@@ -26,6 +27,9 @@ def methods(
 ) -> None:
     """List the methods, or show one with its hyper-parameters and their meaning."""
     load_plugins(plugin or [])
+    if name is None:
+        for sentence in load_installed():
+            print(f"warning: {sentence}", file=sys.stderr)
     classes = [Method.registry[n] for n in ([name] if name else Method.registry)]
     if as_json:
         print(json.dumps([facts(cls) for cls in classes], indent=1, ensure_ascii=False))

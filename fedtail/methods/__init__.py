@@ -1,4 +1,4 @@
-"""Methods: one file each, named as in the paper."""
+"""Methods: one file each, named as in the paper. `make lists` writes this file."""
 
 from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
@@ -22,7 +22,7 @@ from fedtail.methods.fednova import FedNova
 from fedtail.methods.fedprox import FedProx
 from fedtail.methods.fedrs import FedRS
 from fedtail.methods.fedyogi import FedYogi
-from fedtail.methods.gbme import GBME, GBMEState
+from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.ifca import IFCA
 from fedtail.methods.lade import LADE
@@ -64,7 +64,6 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedYogi",
-    "GBMEState",
     "GBMEp",
     "LocalOnly",
     "LocalRun",

@@ -74,6 +74,8 @@ class Slim:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the narrow block's output for the first channels of its input."""
+        # `form` lends only its structure. Its own weights are never used: `functional_call` puts
+        # slices of the live ones in their place, so that gradients reach those.
         for layer, form in zip(self.block.modules(), self.form.modules(), strict=True):
             form.training = layer.training
         live = {**dict(self.block.named_parameters()), **dict(self.block.named_buffers())}

@@ -74,6 +74,8 @@ def smallest(enough: Callable[[float], bool], steps: int = 60) -> float:
 
     The interval that is halved so many times is one power of two; it has 2^52 numbers.
     """
+    # First the power of two below which it fails and at which it holds, upwards or downwards: σ may
+    # be 1e-6 or 1e6, and halving from [0, 1e6] would have no digits left for the small ones.
     low, high = 0.0, 1.0
     while not enough(high):
         low, high = high, 2 * high

@@ -18,9 +18,12 @@ Statistics = Literal["batch", "update", "running"]
 
 def balanced_set(labels: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
     """Return positions: T random samples of every class that has at least T."""
+    # Shuffled, then sorted by class with ties left as they are: each class stands together, in a
+    # random order, so that its first T are T random ones. One draw serves all classes.
     order = torch.randperm(len(labels), generator=generator)
     order = order[torch.argsort(labels[order], stable=True)]
     y, counts = labels[order], torch.bincount(labels)
+    # Where a sample stands within its class: its place less the place where the class begins.
     rank = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y]
     return order[(rank < per_class) & (counts[y] >= per_class)]
 

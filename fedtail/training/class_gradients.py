@@ -116,7 +116,11 @@ def batch_gradients(
         for x, y in batches:
             h = model.features(x)
             p = torch.softmax(linear(h), dim=1)
+            # p − e_y of each sample, in the place of p: (batch, classes) is all that is held.
             residual = p.scatter_add_(1, y[:, None], -torch.ones_like(y[:, None], dtype=p.dtype))
+            # Σ (p − e_y) hᵀ over the samples of one class is one product of matrices; a gradient
+            # for each sample would take batch times the head. Classes that stand apart are right
+            # too, in more and smaller products: a row is added to, never set.
             runs, lengths = torch.unique_consecutive(y.cpu(), return_counts=True)
             rows = torch.searchsorted(classes, runs)
             parts = torch.split(residual, lengths.tolist()), torch.split(h, lengths.tolist())
@@ -125,6 +129,7 @@ def batch_gradients(
                 bias[row] += r.sum(dim=0)
             counts.index_add_(0, rows, lengths.to(counts.dtype))
     model.train(was_training)
+    # A class that no batch had, though it was asked for, keeps the gradient zero.
     counts = counts.clamp(min=1).to(weight.device)
     weight.div_(counts[:, None, None])
     bias.div_(counts[:, None])

@@ -64,6 +64,7 @@ def pooled(groups: Sequence[Tensors], num_classes: int) -> Moments:
     num_classes
         Rows of any other class are left out, and so are classes without a sample.
     """
+    # Counts first, over all clients: the means are weighted by them, and covariances by the means.
     counts = torch.zeros(num_classes, dtype=torch.int64)
     for group in groups:
         known = (group["classes"] >= 0) & (group["classes"] < num_classes)
@@ -81,7 +82,10 @@ def pooled(groups: Sequence[Tensors], num_classes: int) -> Moments:
 
         n, mu, n_c = of("counts"), of("mean"), int(counts[c])
         mean[row] = n @ mu / n_c
+        # Differences before squares: n μμᵀ subtracted from Σ n_k μ_k μ_kᵀ would leave the rounding
+        # errors of two large numbers where clients agree.
         between = ((mu - mean[row]).T * n) @ (mu - mean[row])
+        # Each client divided by its n_k − 1; a client of one sample adds nothing within.
         within = (n - 1) @ of("covariance")
         covariance[row] = (within + between[upper[0], upper[1]]) / max(1, n_c - 1)
     return Moments(classes, counts[classes], mean, covariance)

@@ -48,8 +48,11 @@ class RedGrapeSplit(Partition):
 def _take(present: np.ndarray, mix: np.ndarray, size: int, left: np.ndarray) -> np.ndarray:
     """Return one client's class counts, and take them off `left`."""
     taken = np.zeros_like(left)
+    # What is still promised to nobody. It shrinks by what a class should have given, not by what
+    # it had: a shortage is made good at once, from other classes, and the size stays exact.
     room = size
     for c, share in zip(present.tolist(), mix.tolist(), strict=True):
+        # Rounded shares need not add up to the size; the last class makes up for it.
         want = room if c == present[-1] else min(round(share * size), room)
         have = min(want, int(left[c]))
         left[c] -= have
@@ -68,6 +71,8 @@ def _replacement(left: np.ndarray, number: int) -> np.ndarray:
     Each class gives its share in proportion to what is left of it, rounded up, until there are
     enough: small shortages are met by the rarest classes alone.
     """
+    # Rounding up promises too many, so the order decides who gives: a class that stands behind the
+    # point where the sum is reached gives nothing.
     order = np.argsort(left, kind="stable")
     shares = np.ceil(left[order] * number / left.sum()).astype(np.int64)
     filled = np.minimum(np.cumsum(shares), number)
