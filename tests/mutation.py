@@ -4,13 +4,13 @@
     python tests/mutation.py creff proxy        of some files
     python tests/mutation.py --sample 20        of each file at most 20, the same ones every time
 
-Tests are collected once. A first run notes which test enters which function, and leaves this process
-with all modules loaded. Every mutant then gets a fork of it, in which the function's code is exchanged
-and the tests that matter are run, until one fails: those that enter the function, and are in the test
-file of the same name or in that of a user. Mutants that none of these notices, and that are not
-accepted, then meet the suites for everything. A mutant that nothing notices is a survivor.
-`mutation_survivors.toml` holds those that may live, each with the reason; another one is an error (exit
-code 1).
+Tests are collected once. A first run notes which test enters which function, and leaves this
+process with all modules loaded. Every mutant then gets a fork of it, in which the function's code
+is exchanged and the tests that matter are run, until one fails: those that enter the function, and
+are in the test file of the same name or in that of a user. Mutants that none of these notices, and
+that are not accepted, then meet the suites for everything. A mutant that nothing notices is a
+survivor. `mutation_survivors.toml` holds those that may live, each with the reason; another one is
+an error (exit code 1).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +46,7 @@ import fedtail
 
 ACCEPTED = Path(__file__).with_name("mutation_survivors.toml")
 SUITES = ("test_conformance", "test_loss_conformance", "test_loss_compositions", "test_sums")
-# What a mutant may take beyond its tests' own time: a loop without end is noticed like a wrong number.
+# Beyond its tests' own time: a mutant that loops without end is noticed like a wrong number.
 CPU_SECONDS, BYTES = 10, 8 << 30
 
 PROGRESS = os.dup(2)
@@ -151,7 +152,9 @@ class Mutation:
         live, users, known = live_functions(), importers(), accepted()
         hand = [item for item in session.items if item.path.stem not in SUITES]
         suites = [item for item in session.items if item.path.stem in SUITES]
-        self.stage(session, hand, live, users, [m for m in self.todo if m.key not in self.found])
+        todo = [m for m in self.todo if m.key not in self.found]
+        if todo:
+            self.stage(session, hand, live, users, todo)
         left = [m for m in self.todo if self.found[m.key] and m.key not in known]
         if self.suites and left:
             self.stage(session, suites, live, users, left)
@@ -295,7 +298,8 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="at most so many mutants of a file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--hand-derived", action="store_true", help="without the suites")
-    parser.add_argument("--log", type=Path, help="a JSONL file with every result, read to resume")
+    parser.add_argument("--log", type=Path, help="a JSONL file; what was noticed stays so")
+    parser.add_argument("--result", type=Path, help="a JSON file with the score of every file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if Path(fedtail.__file__).parent != ROOT / "fedtail":
@@ -304,11 +308,50 @@ def main() -> int:
     run = Mutation(todo, options.jobs, not options.hand_derived, options.log)
     if options.log is not None and options.log.exists():
         rows = [json.loads(line) for line in options.log.read_text().splitlines()]
-        run.found = {key: survived for key, survived, *_ in rows}
+        run.found = {key: False for key, survived, *_ in rows if not survived}
     folders = [str(ROOT / "tests" / folder) for folder in FOLDERS]
-    arguments = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "120", "--tb", "native", *folders]
+    arguments = [
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "120",
+        "--tb",
+        "native",
+        *folders,
+    ]
     ended = pytest.main([*arguments, "--rootdir", str(ROOT)], [run])
+    if ended == 0 and options.result is not None:
+        options.result.write_text(json.dumps(result(run), indent=1) + "\n", encoding="utf-8")
     return report(run) if ended == 0 else int(ended)
+
+
+def result(run: Mutation) -> dict[str, Any]:
+    """Return the score as a whole and of every file, with what it was measured on."""
+    known, git = accepted(), ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+
+    def score(those: list[Mutant]) -> dict[str, int]:
+        living = [m.key for m in those if run.found[m.key]]
+        reasons = sum(key in known for key in living)
+        return {
+            "mutants": len(those),
+            "noticed": len(those) - len(living),
+            "accepted": reasons,
+            "unexplained": len(living) - reasons,
+        }
+
+    return {
+        "command": " ".join(["python", "tests/mutation.py", *sys.argv[1:]]),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "all": score(run.todo),
+        "files": {
+            file: score([m for m in run.todo if m.file == file])
+            for file in dict.fromkeys(m.file for m in run.todo)
+        },
+    }
 
 
 def report(run: Mutation) -> int:
