@@ -99,6 +99,13 @@ def dropout_model() -> nn.Module:
     )
 
 
+def spare_model() -> SplitModel:
+    """Softmax regression with a parameter that has no part in it, and so never a gradient."""
+    module = nn.Sequential(nn.Linear(1, 2, bias=False))
+    module.register_parameter("spare", nn.Parameter(torch.ones(1)))
+    return SplitModel(module)
+
+
 def quick(**fields: Any) -> LocalTraining:
     """Return a short local training."""
     return LocalTraining(**{"batch_size": 4, "lr": 0.05, **fields})
