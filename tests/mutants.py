@@ -130,6 +130,8 @@ def places(node: ast.AST) -> Iterator[Place]:
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(child, ast.AST) or silent(child):
                 continue
+            if isinstance(child, ast.keyword) and child.arg in PLACES:
+                continue
             yield child, node, field, index
             yield from places(child)
 
@@ -154,7 +156,7 @@ def changes(node: ast.AST, parent: ast.AST, field: str) -> Iterator[ast.AST | No
         if not isinstance(node, ast.BoolOp) and not ordering(node):
             return  # the opposite is wrong where one of the two is
     if isinstance(node, ast.keyword):
-        if node.arg is not None and node.arg not in PLACES and called(parent) not in SILENT:
+        if node.arg is not None and called(parent) not in SILENT:
             yield None
     elif isinstance(node, ast.Constant):
         yield from constants(node)
