@@ -78,6 +78,7 @@ def test_the_class_gradients_of_the_starting_point_are_sent() -> None:
     found = method.train(sent(model), tiny.client(DATA, 0, model))
     assert found.tensors["grad/classes"].tolist() == [0, 1]
     assert found.tensors["grad/weight"].tolist() == [[[-0.5], [0.5]], [[0.5], [-0.5]]]
+    assert found.summable == {"model", "grad"}
 
 
 @pytest.mark.parametrize("second_head", [True, False])
@@ -188,6 +189,7 @@ def test_the_extra_step_and_the_optimiser(
     payload = sent(model, {0: [[1.0], [0.0]], 1: [[2.0], [0.0]]})
     found = method.train(payload, tiny.client(DATA, 0, model))
     assert weights(found) == pytest.approx(expected, rel=1e-5)
+    assert found.scalars["local_norm"] == pytest.approx(5)  # the mean over all steps
 
 
 def test_lambda_may_decay() -> None:

@@ -93,6 +93,7 @@ def test_what_is_logged_is_of_the_weight_alone() -> None:
         nn.init.zeros_(parameter)
     payload = sent(model, {0: [[1.0], [0.0]], 1: [[1.0], [0.0]]})
     found = method.train(payload, tiny.client(data, 0, model)).scalars
+    assert all(type(found[n]) is float for n in ("local_norm", "balanced_norm", "cosine"))
     assert found["local_norm"] == pytest.approx(2**0.5)
     assert found["balanced_norm"] == pytest.approx(1)
     assert found["cosine"] == pytest.approx(-(0.5**0.5))
