@@ -1,0 +1,59 @@
+"""GBME: clients that say nothing, and what is logged of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from fedtail.methods.gbme import GBME, GBMEState
+from fedtail.models import ExpertModel
+from fedtail.protocol import Payload, Update
+
+
+def method(**fields: Any) -> GBME:
+    return GBME.model_validate({"name": "gbme", "local": tiny.quick(), **fields})
+
+
+def heads_only(count: int) -> ExpertModel:
+    """Return experts that are heads on the input itself."""
+    heads = [nn.Linear(1, 2, bias=False) for _ in range(count)]
+    return ExpertModel(nn.Identity(), [nn.Identity() for _ in heads], heads)
+
+
+def test_who_tells_no_labels_is_like_nobody() -> None:
+    # Clients 2 and 3 have (9, 0), client 0 has (0, 1), and all together that is (18, 1). Client 1
+    # does not answer, and comes after client 0, whose cosine is 1 / √325.
+    model = heads_only(4)
+    server = tiny.server(model, 4)
+    chosen = method(experts=4, grouping="label", prior="local")
+    exchange = chosen.setup(GBMEState(model.tensors()), server)
+    assert [task.action for task in next(exchange)] == ["tell_labels"] * 4
+    told = {0: [0, 1], 2: [9, 0], 3: [9, 0]}
+    with pytest.raises(StopIteration) as end:
+        exchange.send(
+            [Update(k, Payload({"counts/classes": torch.tensor(n)})) for k, n in told.items()]
+        )
+    assert end.value.value.groups == [[2], [3], [0], [1]]
+    logged = [server.logged[f"similarity_{i}"] for i in range(4)]
+    near = 18 / 325**0.5
+    assert logged == pytest.approx([near, near, 1 / 325**0.5, -1.0])
+
+
+def test_groups_by_chance_have_no_likeness() -> None:
+    model = heads_only(2)
+    server = tiny.server(model, 4)
+    chosen = method(experts=2, grouping="random", prior="local")
+    with pytest.raises(StopIteration):
+        next(chosen.setup(GBMEState(model.tensors()), server))
+    assert server.logged == {"similarity_0": 0.0, "similarity_1": 0.0}
+
+
+@pytest.mark.parametrize("experts", [2, 3])
+def test_grouping_by_index_needs_one_for_two_experts_already(experts: int) -> None:
+    with pytest.raises(ValueError, match="needs a proxy prior"):
+        method(prior="global", experts=experts)
+    assert method(prior="global", experts=1).experts == 1
