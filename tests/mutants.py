@@ -34,6 +34,8 @@ NAMES = {
 }
 # Where a tensor is and how it is typed: the same numbers on the CPU, on which all tests run.
 PLACES = {"to", "cpu", "detach", "device", "dtype", "strict", "stacklevel", "memory_format"}
+# The same whichever argument comes first.
+SYMMETRIC = {"max", "min", "maximum", "minimum"}
 SILENT = {"cast", "replace", "isinstance", "FedtailError", "Field", "TypeVar"}
 
 
@@ -219,8 +221,9 @@ def calls(node: ast.Call) -> Iterator[ast.AST]:
         fewer, swapped = copy.deepcopy(node), copy.deepcopy(node)
         fewer.args.pop()
         yield fewer
-        swapped.args[-2:] = reversed(swapped.args[-2:])
-        yield swapped
+        if name not in SYMMETRIC:
+            swapped.args[-2:] = reversed(swapped.args[-2:])
+            yield swapped
     if isinstance(node.func, ast.Attribute) and not node.args:
         yield node.func.value
 

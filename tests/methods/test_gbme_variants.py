@@ -24,12 +24,26 @@ def heads_only(count: int) -> ExpertModel:
     return ExpertModel(nn.Identity(), [nn.Identity() for _ in heads], heads)
 
 
-def test_who_tells_no_labels_is_like_nobody() -> None:
+NEAR, FAR = 18 / 325**0.5, 1 / 325**0.5
+
+
+@pytest.mark.parametrize(
+    ("experts", "groups", "similarities"),
+    [
+        (4, [[2], [3], [0], [1]], [NEAR, NEAR, FAR, -1.0]),
+        (2, [[2, 3], [0, 1]], [NEAR, (FAR - 1) / 2]),
+        (5, [[], [2], [3], [0], [1]], [0.0, NEAR, NEAR, FAR, -1.0]),
+    ],
+)
+def test_who_tells_no_labels_is_like_nobody(
+    experts: int, groups: list[list[int]], similarities: list[float]
+) -> None:
     # Clients 2 and 3 have (9, 0), client 0 has (0, 1), and all together that is (18, 1). Client 1
-    # does not answer, and comes after client 0, whose cosine is 1 / √325.
-    model = heads_only(4)
+    # does not answer, and comes after client 0, whose cosine is 1 / √325. What is logged of a
+    # group is the mean.
+    model = heads_only(experts)
     server = tiny.server(model, 4)
-    chosen = method(experts=4, grouping="label", prior="local")
+    chosen = method(experts=experts, grouping="label", prior="local")
     exchange = chosen.setup(GBMEState(model.tensors()), server)
     assert [task.action for task in next(exchange)] == ["tell_labels"] * 4
     told = {0: [0, 1], 2: [9, 0], 3: [9, 0]}
@@ -37,19 +51,23 @@ def test_who_tells_no_labels_is_like_nobody() -> None:
         exchange.send(
             [Update(k, Payload({"counts/classes": torch.tensor(n)})) for k, n in told.items()]
         )
-    assert end.value.value.groups == [[2], [3], [0], [1]]
-    logged = [server.logged[f"similarity_{i}"] for i in range(4)]
-    near = 18 / 325**0.5
-    assert logged == pytest.approx([near, near, 1 / 325**0.5, -1.0])
+    assert end.value.value.groups == groups
+    logged = [server.logged[f"similarity_{i}"] for i in range(experts)]
+    assert logged == pytest.approx(similarities)
 
 
 def test_groups_by_chance_have_no_likeness() -> None:
-    model = heads_only(2)
-    server = tiny.server(model, 4)
+    # 10 of 20 clients in one group: two draws that agree by chance are one in 184756.
+    model, found = heads_only(2), []
     chosen = method(experts=2, grouping="random", prior="local")
-    with pytest.raises(StopIteration):
-        next(chosen.setup(GBMEState(model.tensors()), server))
-    assert server.logged == {"similarity_0": 0.0, "similarity_1": 0.0}
+    for seed in (1, 2):
+        torch.manual_seed(seed)  # the draw is the server's, not torch's
+        server = tiny.server(model, 20)
+        with pytest.raises(StopIteration) as end:
+            next(chosen.setup(GBMEState(model.tensors()), server))
+        found.append(end.value.value.groups)
+        assert server.logged == {"similarity_0": 0.0, "similarity_1": 0.0}
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("experts", [2, 3])
