@@ -275,6 +275,17 @@ class TestCovariance:
         # Three standard errors of a share: 3 sqrt(p (1 - p) / n).
         assert shares[1:].tolist() == pytest.approx([0.25, 0.75], abs=3 * math.sqrt(0.1875 / n))
 
+    def test_the_noise_is_of_the_tasks_own_stream(self) -> None:
+        model, found = logits_of([1.0, 2.0]), []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            own = torch.Generator().manual_seed(0)
+            lesson = Lesson(None, torch.ones(1, 1), torch.full((2,), 0.5), own)
+            clean = model.output(torch.ones(50, 1))
+            y = torch.zeros(50, dtype=torch.int64)
+            found.append(BalanceFL().augmented(model, clean, y, lesson).features)
+        assert torch.equal(found[0], found[1])
+
     def test_equal_classes_are_not_augmented(self) -> None:
         data = tiny.federation(noise(12, 4, 2).tolist(), [0, 0, 1, 1], [range(4)])
         model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))

@@ -75,3 +75,12 @@ def test_grouping_by_index_needs_one_for_two_experts_already(experts: int) -> No
     with pytest.raises(ValueError, match="needs a proxy prior"):
         method(prior="global", experts=experts)
     assert method(prior="global", experts=1).experts == 1
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_experts_draw_apart_from_their_group_and_from_the_others(alpha: float) -> None:
+    # Five of the same twenty: two draws that agree by chance are one in 15504.
+    everybody = [list(range(20)), list(range(20))]
+    server = tiny.server(heads_only(2), 20, per_round=5)
+    one, two = (GBME(alpha=alpha).draw(i, everybody, server) for i in (0, 1))
+    assert one != two
