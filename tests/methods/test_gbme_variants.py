@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedtail.methods.gbme import GBME, GBMEState
-from fedtail.models import ExpertModel
+from fedtail.models import ExpertModel, experts
 from fedtail.protocol import Payload, Update
 
 
@@ -28,7 +28,7 @@ NEAR, FAR = 18 / 325**0.5, 1 / 325**0.5
 
 
 @pytest.mark.parametrize(
-    ("experts", "groups", "similarities"),
+    ("count", "groups", "similarities"),
     [
         (4, [[2], [3], [0], [1]], [NEAR, NEAR, FAR, -1.0]),
         (2, [[2, 3], [0, 1]], [NEAR, (FAR - 1) / 2]),
@@ -36,14 +36,14 @@ NEAR, FAR = 18 / 325**0.5, 1 / 325**0.5
     ],
 )
 def test_who_tells_no_labels_is_like_nobody(
-    experts: int, groups: list[list[int]], similarities: list[float]
+    count: int, groups: list[list[int]], similarities: list[float]
 ) -> None:
     # Clients 2 and 3 have (9, 0), client 0 has (0, 1), and all together that is (18, 1). Client 1
     # does not answer, and comes after client 0, whose cosine is 1 / √325. What is logged of a
     # group is the mean.
-    model = heads_only(experts)
+    model = heads_only(count)
     server = tiny.server(model, 4)
-    chosen = method(experts=experts, grouping="label", prior="local")
+    chosen = method(experts=count, grouping="label", prior="local")
     exchange = chosen.setup(GBMEState(model.tensors()), server)
     assert [task.action for task in next(exchange)] == ["tell_labels"] * 4
     told = {0: [0, 1], 2: [9, 0], 3: [9, 0]}
@@ -52,7 +52,7 @@ def test_who_tells_no_labels_is_like_nobody(
             [Update(k, Payload({"counts/classes": torch.tensor(n)})) for k, n in told.items()]
         )
     assert end.value.value.groups == groups
-    logged = [server.logged[f"similarity_{i}"] for i in range(experts)]
+    logged = [server.logged[f"similarity_{i}"] for i in range(count)]
     assert logged == pytest.approx(similarities)
 
 
@@ -70,10 +70,10 @@ def test_groups_by_chance_have_no_likeness() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("experts", [2, 3])
-def test_grouping_by_index_needs_one_for_two_experts_already(experts: int) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_grouping_by_index_needs_one_for_two_experts_already(count: int) -> None:
     with pytest.raises(ValueError, match="needs a proxy prior"):
-        method(prior="global", experts=experts)
+        method(prior="global", experts=count)
     assert method(prior="global", experts=1).experts == 1
 
 
@@ -84,3 +84,28 @@ def test_experts_draw_apart_from_their_group_and_from_the_others(alpha: float) -
     server = tiny.server(heads_only(2), 20, per_round=5)
     one, two = (GBME(alpha=alpha).draw(i, everybody, server) for i in (0, 1))
     assert one != two
+
+
+@pytest.mark.parametrize(("buffers", "statistics"), [("average", 3.0), ("first", 1.0)])
+def test_statistics_of_two_uploads_of_one_expert(buffers: str, statistics: float) -> None:
+    # All numbers are 1 in an upload of one sample, and 4 in one of two: the mean is 9/3.
+    chain = nn.Sequential(
+        *(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1), nn.BatchNorm1d(1)), nn.Linear(1, 2)
+    )
+    model = experts(chain, "2", 2)
+    chosen = method(experts=2, buffers=buffers)
+    form = chosen.train_expert_form(Payload({}, {"expert": 0}), model, 2)
+
+    def upload(samples: int, value: float) -> Update:
+        tensors = {
+            n: torch.full(look.shape, value, dtype=look.dtype) for n, look in form.tensors.items()
+        }
+        return Update(0, Payload(tensors, {"samples": samples, "steps": 1, "expert": 0}))
+
+    old = GBMEState(model.tensors(), groups=[[0], [1]])
+    state = chosen.aggregate(old, [upload(1, 1.0), upload(2, 4.0)], tiny.server(model, 2))
+    for name in ("trunk.1.running_mean", "experts.0.3.running_var"):
+        assert state.model[name].tolist() == pytest.approx([statistics])
+    for name in ("trunk.0.weight", "experts.0.2.weight", "heads.0.weight"):
+        assert state.model[name].flatten().tolist() == pytest.approx([3.0] * len(state.model[name]))
+    assert torch.equal(state.model["experts.1.2.weight"], old.model["experts.1.2.weight"])
