@@ -221,7 +221,7 @@ def calls(node: ast.Call) -> Iterator[ast.AST]:
         fewer, swapped = copy.deepcopy(node), copy.deepcopy(node)
         fewer.args.pop()
         yield fewer
-        if name not in SYMMETRIC:
+        if name not in SYMMETRIC and ast.dump(node.args[-2]) != ast.dump(node.args[-1]):
             swapped.args[-2:] = reversed(swapped.args[-2:])
             yield swapped
     if isinstance(node.func, ast.Attribute) and not node.args:

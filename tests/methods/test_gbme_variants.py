@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import tiny
 import torch
 from torch import nn
 
+from fedtail.forms import defect
 from fedtail.methods.gbme import GBME, GBMEState
 from fedtail.models import ExpertModel, experts
-from fedtail.protocol import Payload, Update
+from fedtail.protocol import Payload, Update, grouped
 
 
 def method(**fields: Any) -> GBME:
@@ -109,3 +111,14 @@ def test_statistics_of_two_uploads_of_one_expert(buffers: str, statistics: float
     for name in ("trunk.0.weight", "experts.0.2.weight", "heads.0.weight"):
         assert state.model[name].flatten().tolist() == pytest.approx([3.0] * len(state.model[name]))
     assert torch.equal(state.model["experts.1.2.weight"], old.model["experts.1.2.weight"])
+
+
+@pytest.mark.parametrize("value", [0, 2, 1.0])
+def test_a_client_answers_for_the_expert_it_was_asked_for(value: float) -> None:
+    model, chosen = heads_only(3), method()
+    task = Payload(grouped("model", model.tensors()), {"expert": 1})
+    answer = chosen.train_expert(task, tiny.client(tiny.federation([[1.0]], [0], [[0]]), 0, model))
+    form = chosen.train_expert_form(task, model, 2)
+    assert defect(answer, form, 1) == ""
+    told = replace(answer, scalars={**answer.scalars, "expert": value})
+    assert "expert" in defect(told, form, 1)
