@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtail.forms import defect
+from fedtail.losses import LocalLoss, LossContext
 from fedtail.methods.gbme import GBME, GBMEState
-from fedtail.models import ExpertModel, experts
+from fedtail.models import ExpertModel, Output, experts
 from fedtail.protocol import Payload, Update, grouped
 
 
@@ -120,5 +121,32 @@ def test_a_client_answers_for_the_expert_it_was_asked_for(value: float) -> None:
     answer = chosen.train_expert(task, tiny.client(tiny.federation([[1.0]], [0], [[0]]), 0, model))
     form = chosen.train_expert_form(task, model, 2)
     assert defect(answer, form, 1) == ""
+    assert answer.summable == {"expert"}  # there is no trunk to add up
     told = replace(answer, scalars={**answer.scalars, "expert": value})
     assert "expert" in defect(told, form, 1)
+
+
+class Single(LocalLoss):
+    """z_0, of a model that has no experts."""
+
+    def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
+        assert output.experts is None
+        return output.logits[:, 0].mean()
+
+
+@pytest.mark.parametrize(("expert", "slope"), [(0, 2.0), (1, 5.0), (None, 7.0)])
+def test_the_trunk_learns_from_the_trained_experts_alone(expert: int | None, slope: float) -> None:
+    # x = 1, trunk u, heads (a, 0) with a = 2 and 5: z_0 = a u has the slope a in u.
+    heads = [nn.Linear(1, 2, bias=False) for _ in range(2)]
+    model = ExpertModel(nn.Linear(1, 1, bias=False), [nn.Identity(), nn.Identity()], heads)
+    start = {
+        "trunk.weight": torch.ones(1, 1),
+        "heads.0.weight": torch.tensor([[2.0], [0.0]]),
+        "heads.1.weight": torch.tensor([[5.0], [0.0]]),
+    }
+    scalars = {} if expert is None else {"expert": expert}
+    chosen = method(experts=2, loss=Single(), local=tiny.quick(lr=0.1))
+    client = tiny.client(tiny.federation([[1.0]], [0], [[0]]), 0, model)
+    act = chosen.train if expert is None else chosen.train_expert
+    found = act(Payload(grouped("model", start), scalars), client)
+    assert float(found.tensors["model/trunk.weight"]) == pytest.approx(1 - 0.1 * slope)
