@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedtail.forms import defect
 from fedtail.losses import LocalLoss, LossContext
-from fedtail.methods.gbme import GBME, GBMEState
+from fedtail.methods.gbme import GBME, GBMEState, similarity
 from fedtail.models import ExpertModel, Output, experts
-from fedtail.protocol import Payload, Update, grouped
+from fedtail.protocol import Payload, Sum, Update, grouped
 
 
 def method(**fields: Any) -> GBME:
@@ -122,6 +122,7 @@ def test_a_client_answers_for_the_expert_it_was_asked_for(value: float) -> None:
     form = chosen.train_expert_form(task, model, 2)
     assert defect(answer, form, 1) == ""
     assert answer.summable == {"expert"}  # there is no trunk to add up
+    assert answer.sums == {"expert": Sum(within="expert")}
     told = replace(answer, scalars={**answer.scalars, "expert": value})
     assert "expert" in defect(told, form, 1)
 
@@ -150,3 +151,8 @@ def test_the_trunk_learns_from_the_trained_experts_alone(expert: int | None, slo
     act = chosen.train if expert is None else chosen.train_expert
     found = act(Payload(grouped("model", start), scalars), client)
     assert float(found.tensors["model/trunk.weight"]) == pytest.approx(1 - 0.1 * slope)
+
+
+def test_the_likeness_of_a_small_index_is_that_of_a_large_one() -> None:
+    found = similarity(torch.tensor([[3e-12, 4e-12], [1e-12, 0.0]]), torch.tensor([3.0, 4.0]))
+    assert found.tolist() == pytest.approx([1.0, 0.6])
