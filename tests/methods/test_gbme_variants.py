@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtail.forms import defect
 from fedtail.losses import LocalLoss, LossContext
-from fedtail.methods.gbme import GBME, GBMEState, similarity
+from fedtail.methods.gbme import GBME, GBMEState, shared_names, similarity
 from fedtail.models import ExpertModel, Output, experts
 from fedtail.protocol import Payload, Sum, Update, grouped
 
@@ -156,3 +156,14 @@ def test_the_trunk_learns_from_the_trained_experts_alone(expert: int | None, slo
 def test_the_likeness_of_a_small_index_is_that_of_a_large_one() -> None:
     found = similarity(torch.tensor([[3e-12, 4e-12], [1e-12, 0.0]]), torch.tensor([3.0, 4.0]))
     assert found.tolist() == pytest.approx([1.0, 0.6])
+
+
+def test_an_expert_travels_without_its_own_number_alone() -> None:
+    # Layer 1 inside expert 1 keeps its number.
+    bodies = [nn.Sequential(nn.Sequential(nn.Identity(), nn.Linear(1, 1))) for _ in range(2)]
+    model = ExpertModel(nn.Identity(), bodies, [nn.Linear(1, 2, bias=False) for _ in range(2)])
+    assert shared_names(model, 1) == {
+        "experts.0.1.bias": "experts.1.0.1.bias",
+        "experts.0.1.weight": "experts.1.0.1.weight",
+        "heads.weight": "heads.1.weight",
+    }
