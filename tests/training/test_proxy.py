@@ -75,6 +75,7 @@ def test_one_step_by_hand() -> None:
     sent = reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head())
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
     assert dict(sent.scalars) == {"samples": 6}
+    assert not sent.released
     assert set(sent.tensors) == {"lpi/classes"}
 
 
@@ -96,6 +97,8 @@ def test_normalised_per_client() -> None:
     data = constant([(4, 2, 0), (0, 2, 0)])
     survey = surveyed(ProxyPrior(normalise_per_client=True), data, zero_head())
     assert survey.gpi.tolist() == pytest.approx([0.75, 0.25, 0.0], abs=1e-6)
+    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3.0, 1.0, -2.0]]))
+    assert found.tolist() == [[0.75, 0.25, 0.0]]
 
 
 def test_equal_clients_with_a_zero_head() -> None:
