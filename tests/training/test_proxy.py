@@ -99,6 +99,23 @@ def test_normalised_per_client() -> None:
     assert survey.gpi.tolist() == pytest.approx([0.75, 0.25, 0.0], abs=1e-6)
     found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3.0, 1.0, -2.0]]))
     assert found.tolist() == [[0.75, 0.25, 0.0]]
+    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3e-20, 1e-20, -2.0]]))
+    assert found[0].tolist() == pytest.approx([0.75, 0.25, 0.0])
+
+
+def test_the_counts_are_as_many_as_the_samples() -> None:
+    # Without any, as many as one: a prior of zeros would be no prior.
+    for samples, total in ((5.0, 5.0), (1.0, 1.0), (0.0, 1.0)):
+        found = ProxyPrior().estimate(torch.tensor([1.0, 0.0, 0.0]), samples)
+        assert float(found.sum()) == pytest.approx(total)
+
+
+def test_what_is_asked_for_as_a_sum_may_be_summed() -> None:
+    model = zero_head()
+    payload = Payload(grouped("model", model.tensors()), {"summed": True})
+    sent = ProxyPrior().report(payload, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
+    assert sent.tensors["gpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, 0.0], abs=1e-6)
+    assert sent.summable == {"gpi"}
 
 
 def test_equal_clients_with_a_zero_head() -> None:
@@ -165,6 +182,9 @@ def test_weight_decay_does_not_enter() -> None:
     model.load(start)
     decayed = reply(ProxyPrior(), data, 0, model, STEP.but(weight_decay=0.5))
     assert torch.equal(plain.tensors["lpi/classes"], decayed.tensors["lpi/classes"])
+    # Equal rows say 1/C as well: what the first test derives.
+    expected = pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
+    assert plain.tensors["lpi/classes"].tolist() == expected
 
 
 def test_one_epoch_whatever_the_method_does() -> None:
