@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fedtail import BalancedSoftmax, Experiment, FedAvg, FedtailError, LocalTraining, run
 from fedtail.data.federation import Federation
+from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.training import ClassPrior, PrivateProxyPrior, ProxyPrior
-from fedtail.training.proxy import Survey, mean_head
+from fedtail.training.proxy import Survey, mean_head, mean_index
 
 STEP = LocalTraining(lr=0.5, batch_size=100)  # full batch: one step
 H, C = 4, 3
@@ -108,6 +109,30 @@ def test_the_counts_are_as_many_as_the_samples() -> None:
     for samples, total in ((5.0, 5.0), (1.0, 1.0), (0.0, 1.0)):
         found = ProxyPrior().estimate(torch.tensor([1.0, 0.0, 0.0]), samples)
         assert float(found.sum()) == pytest.approx(total)
+
+
+def test_one_sample_in_all_is_the_whole() -> None:
+    found = mean_index(torch.tensor([[3.0, 1.0]]).double(), torch.tensor([1.0]))
+    assert found.tolist() == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("upload", ["index", "layer"])
+@pytest.mark.parametrize("summed", [True, False])
+def test_what_is_sent_is_what_was_declared(upload: Any, summed: bool) -> None:
+    # And nothing else: the answer to any other question is refused.
+    model, prior = zero_head(), ProxyPrior(upload=upload)
+    task = Payload(grouped("model", model.tensors()), {"summed": True} if summed else {})
+    sent = prior.report(task, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
+    name = "gpi/classes" if summed else "lpi/classes" if upload == "index" else "layer/weight"
+    assert set(sent.tensors) == {name}
+    form = prior.form(task, model, C)
+    assert defect(sent, form, 6) == ""
+    for other in ("gpi/classes", "lpi/classes", "layer/weight"):
+        wrong = Payload({other: sent.tensors[name]}, sent.scalars)
+        assert (defect(wrong, form, 6) == "") == (other == name)
+    # Only the part of an index that is summed is never negative.
+    negative = Payload({name: sent.tensors[name] - 1}, sent.scalars)
+    assert (defect(negative, form, 6) == "") == (not summed)
 
 
 def test_what_is_asked_for_as_a_sum_may_be_summed() -> None:
@@ -256,6 +281,13 @@ class TestNoise:
             sent = reply(prior, self.DATA, 0, zero_head()).tensors["layer/weight"]
             assert float(sent.norm()) == pytest.approx(expected, rel=0.02)
 
+    def test_only_what_is_noisy_counts_as_released(self) -> None:
+        found = [
+            reply(PrivateProxyPrior(epsilon=epsilon), self.DATA, 0, zero_head()).released
+            for epsilon in (1.0, math.inf)
+        ]
+        assert found == [{"lpi", "layer"}, set()]
+
     def test_a_client_without_samples_sends_noise_alone(self) -> None:
         empty = tiny.federation([[1.0] * H], [0], [[]], classes=C)
         sent = reply(PrivateProxyPrior(), empty, 0, zero_head()).tensors["layer/weight"]
@@ -282,6 +314,11 @@ class TestNoise:
         assert server.logged["epsilon"] == pytest.approx(12.79, abs=0.01)
         next(PrivateProxyPrior(mechanism="paper", epsilon=0.5).survey(model.tensors(), server))
         assert float(server.logged["epsilon"]) < 0.5
+        with pytest.warns(UserWarning, match="not for epsilon = 1"):
+            next(PrivateProxyPrior(mechanism="paper", epsilon=1).survey(model.tensors(), server))
+        # Without noise there is nothing to prove.
+        silent = PrivateProxyPrior(mechanism="paper", epsilon=math.inf)
+        next(silent.survey(model.tensors(), server))
 
 
 def experiment(prior: ClassPrior, **fields: Any) -> Experiment:
