@@ -16,7 +16,7 @@ from fedtail.data.federation import Federation
 from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
 from fedtail.protocol import Payload, Update, grouped
-from fedtail.training import ClassPrior, PrivateProxyPrior, ProxyPrior
+from fedtail.training import ClassPrior, Linear, PrivateProxyPrior, ProxyPrior
 from fedtail.training.proxy import Survey, mean_head, mean_index
 
 STEP = LocalTraining(lr=0.5, batch_size=100)  # full batch: one step
@@ -219,6 +219,21 @@ def test_one_epoch_whatever_the_method_does() -> None:
     ]
     assert torch.equal(sent[0], sent[1])
     assert torch.equal(sent[0], sent[2])
+
+
+def test_the_rate_is_that_of_the_first_round() -> None:
+    sent = [
+        reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head(), local, rounds=4)
+        for local in (STEP, STEP.but(schedule=Linear()))
+    ]
+    assert torch.equal(*(answer.tensors["lpi/classes"] for answer in sent))
+
+
+def test_it_trains_in_training_mode() -> None:
+    model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
+    model.eval()
+    reply(ProxyPrior(), constant([(4, 2, 0)]), 0, model)
+    assert int(model.tensors()["0.num_batches_tracked"]) == 1
 
 
 def test_a_classifier_without_weight_is_refused() -> None:
