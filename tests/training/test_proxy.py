@@ -229,6 +229,18 @@ def test_the_rate_is_that_of_the_first_round() -> None:
     assert torch.equal(*(answer.tensors["lpi/classes"] for answer in sent))
 
 
+def test_it_trains_on_augmented_samples() -> None:
+    # Twice the features are twice the gradient at a zero head.
+    class Twice:
+        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return 2 * x
+
+    data = constant([(4, 2, 0)])
+    object.__setattr__(data, "augment", Twice())
+    sent = reply(ProxyPrior(), data, 0, zero_head())
+    assert sent.tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
+
+
 def test_it_trains_in_training_mode() -> None:
     model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
     model.eval()
