@@ -241,6 +241,21 @@ def test_it_trains_on_augmented_samples() -> None:
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
 
 
+def test_gradients_are_clipped_as_in_training() -> None:
+    # Δw has the norm 0.5 · 0.943 without clipping, see below.
+    sent = reply(
+        ProxyPrior(upload="layer"), constant([(4, 2, 0)]), 0, zero_head(), STEP.but(clip=0.1)
+    )
+    assert float(sent.tensors["layer/weight"].norm()) == pytest.approx(0.5 * 0.1, rel=1e-4)
+
+
+def test_one_sample_is_normalised_by_the_running_statistics() -> None:
+    model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
+    sent = reply(ProxyPrior(), constant([(1, 0, 0)]), 0, model)
+    assert float(sent.tensors["lpi/classes"][0]) > 0
+    assert int(model.tensors()["0.num_batches_tracked"]) == 0
+
+
 def test_it_trains_in_training_mode() -> None:
     model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
     model.eval()
