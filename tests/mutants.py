@@ -129,6 +129,8 @@ def places(node: ast.AST) -> Iterator[Place]:
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_comment"):
             continue
+        if field == "args" and isinstance(node, ast.FunctionDef):
+            continue  # defaults belong to the function, not to its code, which is exchanged
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(child, ast.AST) or silent(child):
                 continue
