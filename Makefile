@@ -38,7 +38,7 @@ test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under six minutes
 test-slow: $(STAMP)  ## the heavier tests too
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
 	$(BIN)/python -m pytest -m slow
-	$(BIN)/python tests/mutation.py
+	$(BIN)/python tests/mutation.py --sample 8
 
 lint: $(STAMP)
 	$(BIN)/ruff check

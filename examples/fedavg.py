@@ -63,9 +63,9 @@ def train(model: nn.Module, w: Weights, samples: Samples) -> Weights:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     x, y = samples
     for _ in range(EPOCHS):
-        for index in torch.randperm(len(y)).split(BATCH):
+        for index in torch.split(torch.randperm(len(y)), BATCH):
             optimizer.zero_grad()
-            cross_entropy(model(x[index]), y[index]).backward()
+            torch.autograd.backward(cross_entropy(model(x[index]), y[index]))
             optimizer.step()
     return copy.deepcopy(model.state_dict())
 

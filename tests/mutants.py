@@ -34,6 +34,8 @@ NAMES = {
 }
 # Where a tensor is and how it is typed: the same numbers on the CPU, on which all tests run.
 PLACES = {"to", "cpu", "detach", "device", "dtype", "strict", "stacklevel", "memory_format"}
+# The same whichever argument comes first.
+SYMMETRIC = {"max", "min", "maximum", "minimum", "cosine_similarity"}
 SILENT = {"cast", "replace", "isinstance", "FedtailError", "Field", "TypeVar"}
 
 
@@ -127,8 +129,12 @@ def places(node: ast.AST) -> Iterator[Place]:
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_comment"):
             continue
+        if field == "args" and isinstance(node, ast.FunctionDef):
+            continue  # defaults belong to the function, not to its code, which is exchanged
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(child, ast.AST) or silent(child):
+                continue
+            if isinstance(child, ast.keyword) and child.arg in PLACES:
                 continue
             yield child, node, field, index
             yield from places(child)
@@ -154,7 +160,7 @@ def changes(node: ast.AST, parent: ast.AST, field: str) -> Iterator[ast.AST | No
         if not isinstance(node, ast.BoolOp) and not ordering(node):
             return  # the opposite is wrong where one of the two is
     if isinstance(node, ast.keyword):
-        if node.arg is not None and node.arg not in PLACES and called(parent) not in SILENT:
+        if node.arg is not None and called(parent) not in SILENT:
             yield None
     elif isinstance(node, ast.Constant):
         yield from constants(node)
@@ -217,8 +223,9 @@ def calls(node: ast.Call) -> Iterator[ast.AST]:
         fewer, swapped = copy.deepcopy(node), copy.deepcopy(node)
         fewer.args.pop()
         yield fewer
-        swapped.args[-2:] = reversed(swapped.args[-2:])
-        yield swapped
+        if name not in SYMMETRIC and ast.dump(node.args[-2]) != ast.dump(node.args[-1]):
+            swapped.args[-2:] = reversed(swapped.args[-2:])
+            yield swapped
     if isinstance(node.func, ast.Attribute) and not node.args:
         yield node.func.value
 

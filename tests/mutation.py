@@ -4,12 +4,13 @@
     python tests/mutation.py creff proxy        of some files
     python tests/mutation.py --sample 20        of each file at most 20, the same ones every time
 
-Tests are collected once. A first run, in a process of its own, notes which test enters which
-function. Every mutant then gets a fork of this process, in which the function's code is exchanged
-and the tests that matter are run, until one fails: those that enter the function, and are in the
-test file of the same name, in a suite for everything, or in the test file of a user. A mutant
-that nothing notices is a survivor. `mutation_survivors.toml` holds those that may live, each with
-the reason; another one is an error (exit code 1).
+Tests are collected once. A first run notes which test enters which function, and leaves this
+process with all modules loaded. Every mutant then gets a fork of it, in which the function's code
+is exchanged and the tests that matter are run, until one fails: those that enter the function, and
+are in the test file of the same name or in that of a user. Mutants that none of these notices, and
+that are not accepted, then meet the suites for everything. A mutant that nothing notices is a
+survivor. `mutation_survivors.toml` holds those that may live, each with the reason; another one is
+an error (exit code 1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,8 +46,8 @@ import fedtail
 
 ACCEPTED = Path(__file__).with_name("mutation_survivors.toml")
 SUITES = ("test_conformance", "test_loss_conformance", "test_loss_compositions", "test_sums")
-# What a mutant may take: a loop without end is noticed like a wrong number.
-CPU_SECONDS, BYTES = 60, 8 << 30
+# Beyond its tests' own time: a mutant that loops without end is noticed like a wrong number.
+CPU_SECONDS, BYTES = 10, 8 << 30
 
 PROGRESS = os.dup(2)
 
@@ -59,11 +61,10 @@ def accepted() -> dict[str, str]:
 
 
 def chosen(names: list[str], sample: int | None) -> list[Mutant]:
-    """Return the mutants of the named files, each file's sample drawn by hash."""
+    """Return the mutants of the named files in that order, each file's sample drawn by hash."""
     found = []
-    for file in sources():
-        if names and Path(file).stem not in names and file not in names:
-            continue
+    named = [file for name in names for file in sources() if name in (file, Path(file).stem)]
+    for file in dict.fromkeys(named) if names else sources():
         every = mutants(file)
         if sample is not None:
             every.sort(key=lambda m: hashlib.sha256(m.key.encode()).digest())
@@ -142,24 +143,43 @@ class Mutation:
 
     todo: list[Mutant]
     jobs: int
+    suites: bool
     log: Path | None
     found: dict[str, bool] = field(default_factory=dict)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Take the place of the loop over the tests."""
-        live, users = live_functions(), importers()
-        files = {mutant.file for mutant in self.todo}
-        session.items = [i for i in session.items if any(matters(i, f, users[f]) for f in files)]
-        entered, seconds = self.learn(session)
+        live, users, known = live_functions(), importers(), accepted()
+        hand = [item for item in session.items if item.path.stem not in SUITES]
+        suites = [item for item in session.items if item.path.stem in SUITES]
+        todo = [m for m in self.todo if m.key not in self.found]
+        if todo:
+            self.stage(session, hand, live, users, todo)
+        left = [m for m in self.todo if self.found[m.key] and m.key not in known]
+        if self.suites and left:
+            self.stage(session, suites, live, users, left)
+        return True
+
+    def stage(
+        self,
+        session: pytest.Session,
+        items: list[pytest.Item],
+        live: dict[Function, list[FunctionType]],
+        users: dict[str, set[str]],
+        todo: list[Mutant],
+    ) -> None:
+        """Try mutants against some of the tests."""
+        files = {mutant.file for mutant in todo}
+        items = [i for i in items if any(matters(i, f, users[f]) for f in files)]
+        entered, seconds = learn(session, items)
+        gc.collect()
         gc.freeze()  # a collection in a child would copy what it shares with this process
         began, waiting = time.monotonic(), dict[int, tuple[Mutant, float, str]]()
-        for number, mutant in enumerate(self.todo):
-            if mutant.key in self.found:
-                continue
+        for number, mutant in enumerate(todo):
             function = mutant.file, mutant.function
             # Which comes first changes the time and nothing else.
             those = sorted(
-                (item for item in session.items if function in entered[item.nodeid]),
+                (item for item in items if function in entered[item.nodeid]),
                 key=lambda item: seconds[item.nodeid],
             )
             those = [i for i in those if matters(i, mutant.file, users[mutant.file])]
@@ -168,35 +188,19 @@ class Mutation:
             while len(waiting) >= self.jobs:
                 self.wait(waiting)
             folder = tempfile.mkdtemp()
+            limit = CPU_SECONDS + 3 * int(sum(seconds[item.nodeid] for item in those))
             child = os.fork()
             if not child:
-                alone(partial(attempt, session, mutant, live[function], those), folder)
+                alone(partial(attempt, session, mutant, live[function], those), folder, limit)
             waiting[child] = mutant, time.monotonic(), folder
             if number % 50 == 0:
-                say(f"{number} of {len(self.todo)}, {time.monotonic() - began:.0f} s")
+                say(f"{number} of {len(todo)}, {time.monotonic() - began:.0f} s")
         while waiting:
             self.wait(waiting)
-        return True
 
     def pytest_runtest_setup(self) -> None:
         """Begin every test alike, whichever ran before it: models draw from the global stream."""
         torch.manual_seed(0)
-
-    def learn(self, session: pytest.Session) -> tuple[dict[str, set[Function]], dict[str, float]]:
-        """Run all tests as they are, and return what each enters, and how long it takes."""
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            note = Path(folder, "entered.json")
-            child = os.fork()
-            if not child:
-                alone(lambda: trace(session, note), folder, limited=False)
-            status = os.waitpid(child, 0)[1]
-            if os.waitstatus_to_exitcode(status):
-                pytest.exit("the tests fail without any change", 2)
-            rows = json.loads(note.read_text())
-        say(f"{len(rows)} tests pass unchanged, {time.monotonic() - began:.0f} s")
-        entered = {item: {(file, name) for file, name in each} for item, each, _ in rows}
-        return entered, {item: took for item, _, took in rows}
 
     def wait(self, waiting: dict[int, tuple[Mutant, float, str]]) -> None:
         """Take the next result."""
@@ -229,14 +233,13 @@ def matters(item: pytest.Item, file: str, users: set[str]) -> bool:
     return own or any(test.removeprefix("test_") == user for user in users)
 
 
-def alone(work: Callable[[], int], folder: str, limited: bool = True) -> None:
+def alone(work: Callable[[], int], folder: str, limit: int) -> None:
     """Do the work of a forked process, silently, and end it without a word to pytest."""
     code = 3
     try:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
-        if limited:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-            resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
         code = work()
     finally:
         os._exit(code)
@@ -246,6 +249,7 @@ def attempt(
     session: pytest.Session, mutant: Mutant, live: list[FunctionType], items: list[pytest.Item]
 ) -> int:
     """Return 0 if no test notices the mutant."""
+    session.config._tmp_path_factory._basetemp = None  # type: ignore[attr-defined]
     code = mutant.code()
     for function in live:
         function.__code__ = code
@@ -254,17 +258,20 @@ def attempt(
     return int(session.testsfailed > 0)
 
 
-def trace(session: pytest.Session, note: Path) -> int:
-    """Run every test, and write down which functions each enters."""
-    coverage, rows, began = Coverage(), [], time.process_time()
-    for item in outcomes(session, session.items, coverage):
+def learn(
+    session: pytest.Session, items: list[pytest.Item]
+) -> tuple[dict[str, set[Function]], dict[str, float]]:
+    """Run tests as they are, and return what each enters, and how long it takes."""
+    coverage, entered, seconds = Coverage(), {}, {}
+    start = began = time.process_time()
+    for item in outcomes(session, items, coverage):
         if session.testsfailed:
-            say(f"fails: {item.nodeid}")
+            pytest.exit(f"a test fails without any change: {item.nodeid}", 2)
         now = time.process_time()
-        rows.append([item.nodeid, sorted(coverage.entered), now - began])
+        entered[item.nodeid], seconds[item.nodeid] = coverage.entered, now - began
         began = now
-    note.write_text(json.dumps(rows))
-    return int(session.testsfailed > 0)
+    say(f"{len(items)} tests pass unchanged, {began - start:.0f} s")
+    return entered, seconds
 
 
 def outcomes(
@@ -290,19 +297,61 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="files, such as creff or training/local.py")
     parser.add_argument("--sample", type=int, help="at most so many mutants of a file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--log", type=Path, help="a JSONL file with every result, read to resume")
+    parser.add_argument("--hand-derived", action="store_true", help="without the suites")
+    parser.add_argument("--log", type=Path, help="a JSONL file; what was noticed stays so")
+    parser.add_argument("--result", type=Path, help="a JSON file with the score of every file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if Path(fedtail.__file__).parent != ROOT / "fedtail":
         sys.exit(f"this is {ROOT}, but Python imports {fedtail.__file__}: set PYTHONPATH")
-    run = Mutation(chosen(options.names, options.sample), options.jobs, options.log)
+    todo = chosen(options.names, options.sample)
+    run = Mutation(todo, options.jobs, not options.hand_derived, options.log)
     if options.log is not None and options.log.exists():
         rows = [json.loads(line) for line in options.log.read_text().splitlines()]
-        run.found = {key: survived for key, survived, *_ in rows}
+        run.found = {key: False for key, survived, *_ in rows if not survived}
     folders = [str(ROOT / "tests" / folder) for folder in FOLDERS]
-    arguments = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "120", *folders]
+    arguments = [
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "120",
+        "--tb",
+        "native",
+        *folders,
+    ]
     ended = pytest.main([*arguments, "--rootdir", str(ROOT)], [run])
+    if ended == 0 and options.result is not None:
+        options.result.write_text(json.dumps(result(run), indent=1) + "\n", encoding="utf-8")
     return report(run) if ended == 0 else int(ended)
+
+
+def result(run: Mutation) -> dict[str, Any]:
+    """Return the score as a whole and of every file, with what it was measured on."""
+    known, git = accepted(), ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+
+    def score(those: list[Mutant]) -> dict[str, int]:
+        living = [m.key for m in those if run.found[m.key]]
+        reasons = sum(key in known for key in living)
+        return {
+            "mutants": len(those),
+            "noticed": len(those) - len(living),
+            "accepted": reasons,
+            "unexplained": len(living) - reasons,
+        }
+
+    return {
+        "command": " ".join(["python", "tests/mutation.py", *sys.argv[1:]]),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "all": score(run.todo),
+        "files": {
+            file: score([m for m in run.todo if m.file == file])
+            for file in dict.fromkeys(m.file for m in run.todo)
+        },
+    }
 
 
 def report(run: Mutation) -> int:

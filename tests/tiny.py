@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.federation import ClientData, Federation
@@ -48,9 +48,17 @@ __all__ = [
     "run_with",
     "server",
     "source",
+    "spare_model",
     "unbiased_model",
     "vectors",
 ]
+
+
+def spare_model() -> SplitModel:
+    """Softmax regression with a parameter that has no part in it, and so never a gradient."""
+    module = nn.Sequential(nn.Linear(1, 2, bias=False))
+    module.register_parameter("spare", nn.Parameter(torch.ones(1)))
+    return SplitModel(module)
 
 
 def vectors(x: Sequence[Sequence[float]], y: Sequence[int], classes: int) -> Samples:

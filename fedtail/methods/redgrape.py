@@ -260,10 +260,10 @@ class RedGrape(FedAvg[RedGrapeState]):
         aux: Rebalancing = run.aux
         head = linear_head(run.model.classifier)
         total = dict(aux.missing)
-        if aux.held:
+        parameters = {name: p for name, p in head.named_parameters() if p.requires_grad}
+        if aux.held and parameters:
             frozen = self.stage(run.client.round, run.client.rounds) == "head"
             h = constant_features(run.model, aux.x, "running" if frozen else self.statistics)
-            parameters = dict(head.named_parameters())
             mean = functional.cross_entropy(head(h), aux.y)
             real = torch.autograd.grad(mean, list(parameters.values()))
             for name, g in zip(parameters, real, strict=True):

@@ -31,6 +31,12 @@ def test_an_easy_sample_counts_less() -> None:
     assert value == pytest.approx(math.log(4 / 3) / 16)
 
 
+def test_a_batch_is_the_mean_of_its_samples() -> None:
+    # One hard and one easy sample, as above: each has its own factor.
+    value, _ = evaluated(Focal(), QUARTERS * 2, [0, 1], NOTHING)
+    assert value == pytest.approx((9 / 16 * math.log(4) + math.log(4 / 3) / 16) / 2)
+
+
 def test_a_detached_factor_scales_the_gradient_of_cross_entropy() -> None:
     # The value is the same; the gradient is (3/4)² (p - e_y).
     value, gradient = evaluated(Focal(detach=True), QUARTERS, [0], NOTHING)

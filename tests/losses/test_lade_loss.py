@@ -14,13 +14,14 @@ from fedtail.models import Output
 LN2, LN3 = math.log(2), math.log(3)
 
 
-def test_value_by_hand() -> None:
+@pytest.mark.parametrize("lam", [0.1, 1.0])
+def test_value_by_hand(lam: float) -> None:
     # z = 0, π = (1/4, 3/4), one sample of each class. Balanced softmax: (ln 4 + ln 4/3) / 2.
     # A_c = ln e^0 / (2 π_c) = (ln 2, -ln 3/2); means of z are 0. LADER = Σ π_c (A_c + ρ A_c²).
-    value, _ = evaluated(LADELoss(), [[0.0, 0.0]] * 2, [0, 1], context([1.0, 3.0]))
+    value, _ = evaluated(LADELoss(lam=lam), [[0.0, 0.0]] * 2, [0, 1], context([1.0, 3.0]))
     a0, a1 = LN2, -math.log(1.5)
     lader = (a0 + 0.01 * a0**2) / 4 + 3 * (a1 + 0.01 * a1**2) / 4
-    assert value == pytest.approx((math.log(4) + math.log(4 / 3)) / 2 + 0.1 * lader, rel=1e-5)
+    assert value == pytest.approx((math.log(4) + math.log(4 / 3)) / 2 + lam * lader, rel=1e-5)
 
 
 def test_lader_and_its_gradient_by_hand() -> None:
@@ -43,6 +44,17 @@ def test_without_lambda_it_is_balanced_softmax_to_the_bit() -> None:
     plain = BalancedSoftmax()(Output(z, z), y, known)
     assert torch.equal(ours, plain)
     assert torch.equal(*(torch.autograd.grad(value, z)[0] for value in (ours, plain)))
+
+
+def test_without_lambda_lader_may_overflow() -> None:
+    value, _ = evaluated(LADELoss(lam=0), [[1e30, 0.0]], [0], context([1, 1]))
+    assert value == 0.0
+
+
+def test_a_sample_of_a_class_without_prior_has_no_bound() -> None:
+    # π = (1, 0), C = 2: A_0 = ln mean e^{z_0 - ln 2}, here -ln 2; class 1 drops out.
+    found = LADELoss(rho=0).lader(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([2.0, 0.0]))
+    assert float(found) == pytest.approx(-LN2)
 
 
 def test_the_scale_of_the_prior_does_not_matter() -> None:

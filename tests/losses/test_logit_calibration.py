@@ -107,6 +107,11 @@ def test_the_literal_form_has_no_floor() -> None:
     assert inclusive == pytest.approx(math.log1p(math.exp(literal)), rel=1e-5)
     assert literal < 0 < inclusive
     assert slope.tolist()[0] == pytest.approx([-1.0, 0.5, 0.5])
+    # A second sample, z = 0: ln 2. The loss is the mean of both.
+    both, _ = evaluated(
+        LogitCalibration(tau=0, exclude_true_class=True), [*z, [0.0, 0.0, 0.0]], [0, 1], n
+    )
+    assert both == pytest.approx(math.log(2) - 1.02, rel=1e-5)
     assert float(bounded[0, 0]) == pytest.approx(-0.206, abs=1e-3)
 
 

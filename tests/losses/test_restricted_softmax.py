@@ -34,6 +34,7 @@ def test_scaling_by_counts_by_hand() -> None:
     loss = RestrictedSoftmax(scaling="counts")
     counts = torch.tensor([4.0, 1.0, 0.0])
     assert loss.factors(counts).tolist() == pytest.approx([1.0, 0.625, 0.5])
+    assert loss.factors(torch.tensor([1.0, 1.0, 0.0])).tolist() == [1.0, 1.0, 0.5]
     # z = (0, 8/5 ln 2, 2 ln 5): scaled (0, ln 2, ln 5), the softmax (1/8, 1/4, 5/8); y = 1: ln 4.
     z = [[0.0, 1.6 * math.log(2), 2 * math.log(5)]]
     value, gradient = evaluated(loss, z, [1], context([1.0] * 3, counts=[4.0, 1.0, 0.0]))

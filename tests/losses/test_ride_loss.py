@@ -85,7 +85,7 @@ def test_one_expert_gives_ldam_to_the_bit(diversity: float, stacked: bool) -> No
     assert torch.equal(*(torch.autograd.grad(value, z)[0] for value in (ours, plain)))
 
 
-@pytest.mark.parametrize("base", [LDAMLoss(), BalancedSoftmax(), CrossEntropy()])
+@pytest.mark.parametrize("base", [LDAMLoss(), BalancedSoftmax(), RIDELoss(base=CrossEntropy())])
 def test_without_diversity_it_is_the_sum_of_the_experts_losses(base: LocalLoss) -> None:
     z = drawn(3, 5, 3)
     each = sum(float(base(Output(one, one), Y, KNOWN)) for one in z)

@@ -275,17 +275,35 @@ class TestCovariance:
         # Three standard errors of a share: 3 sqrt(p (1 - p) / n).
         assert shares[1:].tolist() == pytest.approx([0.25, 0.75], abs=3 * math.sqrt(0.1875 / n))
 
+    def test_the_noise_is_of_the_tasks_own_stream(self) -> None:
+        model, found = logits_of([1.0, 2.0]), []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            own = torch.Generator().manual_seed(0)
+            lesson = Lesson(None, torch.ones(1, 1), torch.full((2,), 0.5), own)
+            clean = model.output(torch.ones(50, 1))
+            y = torch.zeros(50, dtype=torch.int64)
+            found.append(BalanceFL().augmented(model, clean, y, lesson).features)
+        assert torch.equal(found[0], found[1])
+
     def test_equal_classes_are_not_augmented(self) -> None:
         data = tiny.federation(noise(12, 4, 2).tolist(), [0, 0, 1, 1], [range(4)])
         model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
         lesson: Lesson = started(BalanceFL(), model, data).aux
         assert lesson.p.tolist() == [0.0, 0.0]
 
-    def test_it_is_of_the_teachers_features_of_all_samples(self) -> None:
+    @pytest.mark.parametrize(("labels", "p"), [([0, 1], [0.0, 0.0, 1.0]), ([], [1.0, 1.0, 1.0])])
+    def test_one_sample_of_a_class_or_none_at_all(self, labels: list[int], p: list[float]) -> None:
+        data = tiny.federation([[1.0]] * 3, [*labels, 2, 2, 2][:3], [range(len(labels))], classes=3)
+        lesson: Lesson = started(BalanceFL(), logits_of([0.0] * 3), data).aux
+        assert lesson.p.tolist() == p
+
+    @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 1}])
+    def test_it_is_of_the_teachers_features_of_all_samples(self, length: dict[str, Any]) -> None:
         x, labels = noise(13, 7, 2), [0, 0, 0, 0, 1, 1, 1]
         data = tiny.federation(x.tolist(), labels, [range(7)])
         model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
-        lesson: Lesson = started(BalanceFL(local=tiny.quick(epochs=3)), model, data).aux
+        lesson: Lesson = started(BalanceFL(local=tiny.quick(**length)), model, data).aux
         assert lesson.root is not None
         expected = pooled_root(model.features(x.float()).detach(), torch.tensor(labels))
         assert torch.allclose(lesson.root.T @ lesson.root, expected.T @ expected, atol=1e-5)
@@ -427,6 +445,11 @@ class TestOptimizer:
         fresh, nothing = self.two_tasks(False, local)
         assert torch.equal(kept, whole)
         assert not torch.equal(fresh, whole)
+        # What was kept once is not looked at by who does not ask for it.
+        other = BalanceFL(local=local, **OFF)
+        again = other.train(payload, tiny.client(self.DATA, 0, model, state)).tensors
+        plain = other.train(payload, tiny.client(self.DATA, 0, model)).tensors
+        assert torch.equal(again["model/0.weight"], plain["model/0.weight"])
         assert all(key.startswith("optimizer/0.weight/") for key in state)
         assert state
         assert not nothing

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtail import CCVR, FedAvg, FedtailError, Method, ModelState, run
+from fedtail.forms import defect
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead
 from fedtail.protocol import Payload, Update
@@ -152,3 +153,17 @@ def test_another_classifier_is_refused_before_work_starts() -> None:
 
 def test_it_says_what_is_revealed() -> None:
     assert any("class counts" in need for need in Method.registry["ccvr"].needs)
+
+
+def test_what_a_client_may_send() -> None:
+    # Its classes have as many samples as it announced, and not more.
+    model = identity()
+    payload = Payload({f"model/{n}": t for n, t in model.tensors().items()})
+    form = CCVR().moments_form(payload, model, 3)
+    sent = CCVR().moments(payload, tiny.client(DATA, 0, model))
+    assert defect(sent, form, 3) == ""
+    assert "counts" in defect(sent, form, 2)
+    none = {**sent.tensors, "moments/counts": torch.tensor([0, 3])}
+    assert defect(Payload(none), form, 3) == ""
+    less = {**sent.tensors, "moments/counts": torch.tensor([-1, 3])}
+    assert "counts" in defect(Payload(less), form, 3)

@@ -57,8 +57,8 @@ def parts(s: CReFFState) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_clients_send_the_gradient_of_each_of_their_classes(bias: bool) -> None:
-    # Prepare
-    creff, model = method(), identity(bias)
+    # Prepare: of all samples, whatever a repeat of augmented ones would draw.
+    creff, model = method(repeats=1, repeat_samples=1), identity(bias)
     s = creff.init(model, server_of(model))
     _, head = parts(s)
 

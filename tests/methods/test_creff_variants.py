@@ -155,3 +155,19 @@ def test_one_step_of_matching_by_autograd(matching: str) -> None:
     assert new is not None
     # The code's eps of 1e-6 is below float32's resolution of products of this size.
     torch.testing.assert_close(new[0], s.features[0] - 0.5 * slope, rtol=1e-4, atol=1e-5)
+
+
+def test_the_logged_dissimilarity_is_a_mean_over_classes() -> None:
+    # Classes 0 and 1 are asked for the opposite of what their features give: 1 - cos = 2 for each.
+    model, chosen = model_of(), creff(match_steps=0, head_epochs=0)
+    server = server_of(model)
+    s = at_zero(chosen, model, chosen.init(model, server))
+    both = {
+        "grad/classes": torch.tensor([0, 1]),
+        "grad/weight": -torch.stack([G, G.roll(1, dims=0)]),
+        "grad/bias": -torch.stack([R, R.roll(1)]),
+    }
+    sent = {f"model/{n}": t for n, t in model.tensors().items()} | both
+    chosen.aggregate(s, [Update(0, Payload(sent, {"samples": 1}))], server)
+    for name in ("dissimilarity_before", "dissimilarity_after"):
+        assert float(server.logged[name]) == pytest.approx(2)

@@ -144,3 +144,18 @@ def test_the_hooks_do_not_stay() -> None:
     FedAlign(local=LocalTraining(lr=1.0)).train(payload, tiny.client(DATA, 0, model))
     block = model.module.get_submodule("0")
     assert not block._forward_hooks and not block._forward_pre_hooks
+
+
+def test_what_is_logged_is_the_mean_over_steps() -> None:
+    # With hardly a rate each of three steps has the D of the first test.
+    method = FedAlign(local=LocalTraining(lr=1e-7, steps=3), loss=First(), mu=0.5, width=0.5)
+    payload = Payload(grouped("model", chain().tensors()))
+    reply = method.train(payload, tiny.client(DATA, 0, chain()))
+    assert reply.scalars["lipschitz_gap"] == pytest.approx((18 - 5 * 52**0.5) ** 2, rel=1e-3)
+
+
+def test_the_model_is_refused_when_it_is_built() -> None:
+    model = SplitModel(nn.Sequential(nn.Identity(), nn.Linear(2, 2)))
+    with pytest.raises(FedtailError, match="no block with weights"):
+        FedAlign().build_model(model)
+    assert FedAlign(mu=0.0).build_model(model) is model

@@ -36,13 +36,15 @@ def drawn(method: FedBE, old: dict[str, Tensor], *uploads: dict[str, Tensor]) ->
     return [model["weight"][:, 0].tolist() for model in found]
 
 
-def test_the_gaussian_of_normalised_updates_by_hand() -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_the_gaussian_of_normalised_updates_by_hand(scale: float) -> None:
     # Updates (3, 4) and (0, 2) of lengths 5 and 2: (0.6, 0.8) and (0, 1). Mean (0.3, 0.9),
     # deviations 0.3 and 0.1, mean length 3.5.
-    mean, deviation, length = FedBE().fit([torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])])
+    updates = [scale * torch.tensor([3.0, 4.0]), scale * torch.tensor([0.0, 2.0])]
+    mean, deviation, length = FedBE().fit(updates)
     assert mean.tolist() == pytest.approx([0.3, 0.9])
     assert deviation.tolist() == pytest.approx([0.3, 0.1])
-    assert float(length) == pytest.approx(3.5)
+    assert float(length) == pytest.approx(3.5 * scale)
 
 
 def test_the_gaussian_of_plain_updates_by_hand() -> None:
@@ -157,7 +159,7 @@ def test_distillation_comes_nearer_to_the_teacher() -> None:
     assert float(server.logged["distil_after"]) < float(server.logged["distil_before"])
 
 
-@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("size", [1, 2, 5])
 def test_statistics_of_averaged_weights_are_taken_anew(size: int) -> None:
     # The samples have the mean 3, which is what BatchNorm's running mean becomes; of one sample
     # nothing can be taken, and it stays.

@@ -16,10 +16,11 @@ from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 
 
-def linear() -> SplitModel:
-    """Return softmax regression without bias, starting from zero."""
-    model = SplitModel(nn.Sequential(nn.Linear(1, 3, bias=False)))
-    nn.init.zeros_(model.module.get_parameter("0.weight"))
+def linear(bias: bool = False) -> SplitModel:
+    """Return softmax regression, starting from zero."""
+    model = SplitModel(nn.Sequential(nn.Linear(1, 3, bias=bias)))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
     return model
 
 
@@ -103,11 +104,18 @@ def test_a_loss_that_is_none_is_refused_by_name() -> None:
 # The deviation
 
 
-def measured(tau: float, parts: list[list[int]], labels: list[int]) -> dict[str, Any]:
-    """Return what one round at w = 0 logs, where x = 1 for every sample."""
-    data = tiny.federation([[1.0]] * len(labels), labels, parts, classes=3)
+def measured(
+    tau: float,
+    parts: list[list[int]],
+    labels: list[int],
+    inputs: list[float] | None = None,
+    bias: bool = False,
+) -> dict[str, Any]:
+    """Return what one round at w = 0 logs; x = 1 for every sample unless inputs are given."""
+    x = [[value] for value in inputs or [1.0] * len(labels)]
+    data = tiny.federation(x, labels, parts, classes=3)
     method = FedLC(tau=tau, deviation=True, local=tiny.quick())
-    model = linear()
+    model = linear(bias)
     server = tiny.server(model, len(parts), num_classes=3)
     state = method.init(model, server)
     payload = method.broadcast(state, server)
@@ -141,6 +149,22 @@ def test_deviation_is_the_geometric_mean_over_classes_and_clients() -> None:
         {"deviation_minority": 4, "deviation_majority": 1 / 16, "absent_push": (22 + 2) / 3 / 23}
     )
     assert measured(0, [[22]], labels) == pytest.approx({"absent_push": 2 / 3})
+
+
+@pytest.mark.parametrize(("bias", "rare", "frequent"), [(False, 3, 1 / 12), (True, 2, 1 / 10)])
+def test_a_bias_makes_all_features_more_alike(bias: bool, rare: float, frequent: float) -> None:
+    # Class 0: x = 1, class 1: x = 3 twice, p = 1/3. Likenesses to class 0 are 1 and 3, to class 1
+    # 3 and 9; a bias adds 1. D_0 = 2/3 · 3 / (2/3 · 1), or 2/3 · 4 / (2/3 · 2).
+    # D_1 = 1/3 · 3 / (4/3 · 9), or 1/3 · 4 / (4/3 · 10).
+    found = measured(0, [[0, 1, 2]], [0, 1, 1], [1.0, 3.0, 3.0], bias)
+    assert found["deviation_minority"] == pytest.approx(rare)
+    assert found["deviation_majority"] == pytest.approx(frequent)
+
+
+def test_classes_of_one_size_are_not_rare() -> None:
+    # Each is pushed by 1/3 and pulled by 2/3.
+    found = measured(0, [[0, 1]], [0, 1])
+    assert found == pytest.approx({"deviation_majority": 1 / 2, "absent_push": 1 / 3})
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])

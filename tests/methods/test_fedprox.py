@@ -87,6 +87,14 @@ def test_a_frozen_parameter_stays() -> None:
     assert not torch.equal(reply.tensors["model/1.weight"], before["1.weight"])
 
 
+def test_a_parameter_that_nothing_depends_on_stays() -> None:
+    model = tiny.spare_model()
+    method = FedProx(local=LocalTraining(lr=0.1, steps=3), mu=1.0)
+    payload = Payload(grouped("model", model.tensors()))
+    reply = method.train(payload, tiny.client(ONE, 0, model))
+    assert reply.tensors["model/spare"].tolist() == [1.0]
+
+
 # With FedLC's loss (Table 7 of its paper)
 
 

@@ -78,6 +78,7 @@ def test_the_class_gradients_of_the_starting_point_are_sent() -> None:
     found = method.train(sent(model), tiny.client(DATA, 0, model))
     assert found.tensors["grad/classes"].tolist() == [0, 1]
     assert found.tensors["grad/weight"].tolist() == [[[-0.5], [0.5]], [[0.5], [-0.5]]]
+    assert found.summable == {"model", "grad"}
 
 
 @pytest.mark.parametrize("second_head", [True, False])
@@ -112,10 +113,11 @@ def test_all_classes_real_is_the_gradient_of_the_balanced_set() -> None:
     assert torch.allclose(found["bias"], by_hand[1], atol=1e-6)
 
 
-def test_no_class_real_is_the_mean_prototype() -> None:
+@pytest.mark.parametrize("norm", [False, True])
+def test_no_class_real_is_the_mean_prototype(norm: bool) -> None:
     # T = 5 is more than any class has: (1 + 2 + 6) / 3, and its sum over four columns.
     method = RedGrape(per_class=5, local=STEP)
-    data, model = cloud([0, 0, 1, 2]), network(method)
+    data, model = cloud([0, 0, 1, 2]), network(method, norm)
     rows = {c: [[value] * 4] * 3 for c, value in enumerate((1.0, 2.0, 6.0))}
     state = started(method, sent(model, rows), tiny.client(data, 0, model))
     found = method.balanced_gradient(state)
@@ -187,6 +189,7 @@ def test_the_extra_step_and_the_optimiser(
     payload = sent(model, {0: [[1.0], [0.0]], 1: [[2.0], [0.0]]})
     found = method.train(payload, tiny.client(DATA, 0, model))
     assert weights(found) == pytest.approx(expected, rel=1e-5)
+    assert found.scalars["local_norm"] == pytest.approx(5)  # the mean over all steps
 
 
 def test_lambda_may_decay() -> None:
@@ -252,7 +255,8 @@ def test_without_any_prototype_nothing_is_rebalanced() -> None:
     model = linear(method)
     found = method.train(sent(model), tiny.client(DATA, 0, model))
     assert weights(found) == weights(found, "supplementary.weight") == pytest.approx([0.25, -0.25])
-    assert found.scalars["balanced_classes"] == 0
+    for name in ("balanced_classes", "local_norm", "balanced_norm", "cosine"):
+        assert found.scalars[name] == 0
 
 
 def test_without_any_prototype_real_data_may_be_used() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch import nn
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.federation import Federation
+from fedtail.forms import defect
 from fedtail.methods.redgrape import RedGrape
 from fedtail.models import SplitModel
+from fedtail.protocol import Update
 from fedtail.rng import contained
 from fedtail.training import Linear
 
@@ -78,3 +81,56 @@ def test_the_first_stage_has_no_extra_step_even_with_real_data(number: int, feda
     assert len(run.aux.gradients["classes"]) == (0 if fedavg else 3)
     sent_back = method.train(sent(model), client)
     assert sent_back.scalars["balanced_classes"] == (0 if fedavg else 2)
+
+
+def test_what_is_logged_is_of_the_weight_alone() -> None:
+    # x = 2, p = (1/2, 1/2): g_local = 2 (-1/2, 1/2) for the weight, norm √2, and half of it for
+    # the bias. Prototypes (1, 0) of both classes: g_bal = (1, 0) for both, at 135°.
+    data = tiny.federation([[2.0]], [0], [[0]])
+    method = RedGrape(per_class=5, second_head=False, local=STEP)
+    model = SplitModel(nn.Sequential(nn.Linear(1, 2)))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    payload = sent(model, {0: [[1.0], [0.0]], 1: [[1.0], [0.0]]})
+    found = method.train(payload, tiny.client(data, 0, model)).scalars
+    assert all(type(found[n]) is float for n in ("local_norm", "balanced_norm", "cosine"))
+    assert found["local_norm"] == pytest.approx(2**0.5)
+    assert found["balanced_norm"] == pytest.approx(1)
+    assert found["cosine"] == pytest.approx(-(0.5**0.5))
+
+
+def test_the_strength_of_the_round_is_logged() -> None:
+    # Linear from 0.2 over four rounds: half of it in round 3.
+    method = RedGrape(lam=0.2, lam_schedule=Linear(), second_head=False, local=STEP)
+    model = SplitModel(nn.Sequential(nn.Linear(1, 2)))
+    server = tiny.server(model, 1, round=3, rounds=4)
+    data = tiny.federation([[2.0]], [0], [[0]])
+    state = method.init(model, server)
+    task = method.broadcast(state, server)
+    update = Update(0, method.train(task, tiny.client(data, 0, model, round=3, rounds=4)))
+    method.aggregate(state, [update], server)
+    assert server.logged["lam"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("local_norm", "from 0"), ("cosine", "")])
+def test_a_norm_is_not_negative(name: str, sentence: str) -> None:
+    method = RedGrape(local=STEP)
+    model = network(method)
+    task = sent(model)
+    answer = method.train(task, tiny.client(cloud([0, 1]), 0, model))
+    told = replace(answer, scalars={**answer.scalars, name: -0.5})
+    assert sentence in defect(told, method.train_form(task, model, 3), None)
+    assert (defect(told, method.train_form(task, model, 3), None) == "") == (not sentence)
+
+
+@pytest.mark.parametrize("per_class", [1, 5])
+def test_a_frozen_bias_of_the_head_stays(per_class: int) -> None:
+    data = tiny.federation([[2.0]], [0], [[0]])
+    method = RedGrape(per_class=per_class, second_head=False, local=STEP)
+    model = SplitModel(nn.Sequential(nn.Linear(1, 2)))
+    model.module.get_parameter("0.bias").requires_grad_(False)
+    before = model.tensors()
+    payload = sent(model, {0: [[1.0], [0.0]], 1: [[1.0], [0.0]]})
+    found = method.train(payload, tiny.client(data, 0, model)).group("model")
+    assert torch.equal(found["0.bias"], before["0.bias"])
+    assert not torch.equal(found["0.weight"], before["0.weight"])

@@ -87,6 +87,8 @@ def test_experts_of_the_users_own_model() -> None:
     assert chosen.names() == {"trunk.1.weight", "trunk.1.bias"} | {
         f"heads.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")
     }
+    whole = RIDE(experts=2, split_at="1", cosine=False).build_model(SplitModel(tiny.plain_model()))
+    assert not any(name.startswith("trunk.") for name in whole.names())
 
 
 def test_the_scale_of_the_heads_is_the_base_losss() -> None:

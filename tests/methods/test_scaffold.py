@@ -317,3 +317,13 @@ def test_payloads_of_the_two_groups_do_not_mix() -> None:
     _, updates = one_round(HALVES, begun(HALVES), {})
     payload: Payload = updates[0].payload
     assert set(payload.group("model")) == set(payload.group("control")) == {"0.weight"}
+
+
+def test_a_parameter_that_nothing_depends_on_stays() -> None:
+    # It never has a gradient to correct; what it may have moved by is nothing.
+    model, method = tiny.spare_model(), Scaffold(local=LocalTraining(lr=0.5, steps=2))
+    server = tiny.server(model, 2)
+    payload = method.broadcast(method.init(model, server), server)
+    reply = method.train(payload, tiny.client(DATA, 0, model))
+    assert reply.tensors["model/spare"].tolist() == [1.0]
+    assert reply.tensors["control/spare"].tolist() == [0.0]

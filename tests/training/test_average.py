@@ -63,3 +63,10 @@ def test_the_items_are_not_changed() -> None:
     weighted_mean([item, {"w": torch.tensor([3.0]), "n": torch.tensor(2)}], [1, 1])
     assert item["w"].tolist() == [1.0]
     assert int(item["n"]) == 1
+
+
+def test_the_mean_of_one_is_itself() -> None:
+    item = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}
+    found = weighted_mean([item], [5])
+    assert found["w"].tolist() == [1.0]
+    assert int(found["n"]) == 3

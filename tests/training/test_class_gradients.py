@@ -120,14 +120,14 @@ def test_augmented_as_in_training() -> None:
 
 
 def test_the_mean_counts_clients_not_samples() -> None:
-    # Class 0: clients 0 and 1, (2 + 4) / 2; class 2: client 1 alone; class 1: nobody; row 7 of a
+    # Class 0: clients 0 and 1, (2 + 4) / 2; class 2: client 1 alone; class 1: nobody; row 3 of a
     # client that invents a class is left out.
     def group(classes: list[int], values: list[float]) -> dict[str, Tensor]:
         v = torch.tensor(values)
         parts = (torch.tensor(classes), v[:, None, None].expand(-1, 3, 2), v[:, None].expand(-1, 3))
         return {k.removeprefix("grad/"): t for k, t in grad_group(parts).items()}
 
-    groups = [group([0], [2.0]), group([0, 2], [4.0, 5.0]), group([7], [9.0])]
+    groups = [group([0], [2.0]), group([0, 2], [4.0, 5.0]), group([3], [9.0])]
     classes, weight, bias = mean_by_class(groups, 3)
     assert classes.tolist() == [0, 2]
     assert weight[:, 0, 0].tolist() == [3.0, 5.0]

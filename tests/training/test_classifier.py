@@ -47,7 +47,7 @@ def test_a_new_classifier_leaves_frozen_factors_alone() -> None:
     found = new_classifier(tiny.server(model, 1))
     assert set(found) == {"1.weight"}
     # U(-1/2, 1/2) for a width of 4; another round draws another one.
-    assert float(found["1.weight"].abs().max()) <= 0.5
+    assert 0.25 < float(found["1.weight"].abs().max()) <= 0.5
     again = new_classifier(tiny.server(model, 1))["1.weight"]
     other = new_classifier(tiny.server(model, 1, round=2))["1.weight"]
     assert torch.equal(found["1.weight"], again)

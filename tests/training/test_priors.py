@@ -7,9 +7,11 @@ import tiny
 import torch
 from torch import Tensor, nn
 
+from fedtail.forms import defect
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Update
 from fedtail.training import ClassPrior, GlobalPrior, LocalPrior
+from fedtail.training.priors import counts_form
 
 # Client 0 holds classes 0, 0, 1; client 1 holds 1; class 2 is nobody's.
 DATA = tiny.federation([[0.0]] * 4, [0, 0, 1, 1], [[0, 1, 2], [3]], classes=3)
@@ -70,3 +72,18 @@ def test_global_counts_may_be_summed_under_encryption() -> None:
 def test_a_client_that_was_told_nothing_has_its_own_counts(name: str) -> None:
     counts = ClassPrior.model_validate(name).counts(None, tiny.client(DATA, 1, MODEL))
     assert counts.tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "fits"),
+    [
+        ([2, 0, 1], True),
+        ([2, 0, 2], False),  # more than the three samples that were announced
+        ([4, 0, -1], False),
+        ([2, 1], False),
+        ([2.0, 0.0, 1.0], False),
+    ],
+)
+def test_counts_are_whole_and_no_more_than_announced(counts: list[float], fits: bool) -> None:
+    told = Payload({"counts/classes": torch.tensor(counts)})
+    assert (defect(told, counts_form(3), 3) == "") == fits

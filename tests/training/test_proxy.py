@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fedtail import BalancedSoftmax, Experiment, FedAvg, FedtailError, LocalTraining, run
 from fedtail.data.federation import Federation
+from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
 from fedtail.protocol import Payload, Update, grouped
-from fedtail.training import ClassPrior, PrivateProxyPrior, ProxyPrior
-from fedtail.training.proxy import Survey, mean_head
+from fedtail.training import ClassPrior, Linear, PrivateProxyPrior, ProxyPrior
+from fedtail.training.proxy import Survey, mean_head, mean_index
 
 STEP = LocalTraining(lr=0.5, batch_size=100)  # full batch: one step
 H, C = 4, 3
@@ -75,6 +76,7 @@ def test_one_step_by_hand() -> None:
     sent = reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head())
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
     assert dict(sent.scalars) == {"samples": 6}
+    assert not sent.released
     assert set(sent.tensors) == {"lpi/classes"}
 
 
@@ -96,6 +98,49 @@ def test_normalised_per_client() -> None:
     data = constant([(4, 2, 0), (0, 2, 0)])
     survey = surveyed(ProxyPrior(normalise_per_client=True), data, zero_head())
     assert survey.gpi.tolist() == pytest.approx([0.75, 0.25, 0.0], abs=1e-6)
+    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3.0, 1.0, -2.0]]))
+    assert found.tolist() == [[0.75, 0.25, 0.0]]
+    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3e-20, 1e-20, -2.0]]))
+    assert found[0].tolist() == pytest.approx([0.75, 0.25, 0.0])
+
+
+def test_the_counts_are_as_many_as_the_samples() -> None:
+    # Without any, as many as one: a prior of zeros would be no prior.
+    for samples, total in ((5.0, 5.0), (1.0, 1.0), (0.0, 1.0)):
+        found = ProxyPrior().estimate(torch.tensor([1.0, 0.0, 0.0]), samples)
+        assert float(found.sum()) == pytest.approx(total)
+
+
+def test_one_sample_in_all_is_the_whole() -> None:
+    found = mean_index(torch.tensor([[3.0, 1.0]]).double(), torch.tensor([1.0]))
+    assert found.tolist() == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("upload", ["index", "layer"])
+@pytest.mark.parametrize("summed", [True, False])
+def test_what_is_sent_is_what_was_declared(upload: Any, summed: bool) -> None:
+    # And nothing else: the answer to any other question is refused.
+    model, prior = zero_head(), ProxyPrior(upload=upload)
+    task = Payload(grouped("model", model.tensors()), {"summed": True} if summed else {})
+    sent = prior.report(task, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
+    name = "gpi/classes" if summed else "lpi/classes" if upload == "index" else "layer/weight"
+    assert set(sent.tensors) == {name}
+    form = prior.form(task, model, C)
+    assert defect(sent, form, 6) == ""
+    for other in ("gpi/classes", "lpi/classes", "layer/weight"):
+        wrong = Payload({other: sent.tensors[name]}, sent.scalars)
+        assert (defect(wrong, form, 6) == "") == (other == name)
+    # Only the part of an index that is summed is never negative.
+    negative = Payload({name: sent.tensors[name] - 1}, sent.scalars)
+    assert (defect(negative, form, 6) == "") == (not summed)
+
+
+def test_what_is_asked_for_as_a_sum_may_be_summed() -> None:
+    model = zero_head()
+    payload = Payload(grouped("model", model.tensors()), {"summed": True})
+    sent = ProxyPrior().report(payload, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
+    assert sent.tensors["gpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, 0.0], abs=1e-6)
+    assert sent.summable == {"gpi"}
 
 
 def test_equal_clients_with_a_zero_head() -> None:
@@ -162,6 +207,9 @@ def test_weight_decay_does_not_enter() -> None:
     model.load(start)
     decayed = reply(ProxyPrior(), data, 0, model, STEP.but(weight_decay=0.5))
     assert torch.equal(plain.tensors["lpi/classes"], decayed.tensors["lpi/classes"])
+    # Equal rows say 1/C as well: what the first test derives.
+    expected = pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
+    assert plain.tensors["lpi/classes"].tolist() == expected
 
 
 def test_one_epoch_whatever_the_method_does() -> None:
@@ -171,6 +219,48 @@ def test_one_epoch_whatever_the_method_does() -> None:
     ]
     assert torch.equal(sent[0], sent[1])
     assert torch.equal(sent[0], sent[2])
+
+
+def test_the_rate_is_that_of_the_first_round() -> None:
+    sent = [
+        reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head(), local, rounds=4)
+        for local in (STEP, STEP.but(schedule=Linear()))
+    ]
+    assert torch.equal(*(answer.tensors["lpi/classes"] for answer in sent))
+
+
+def test_it_trains_on_augmented_samples() -> None:
+    # Twice the features are twice the gradient at a zero head.
+    class Twice:
+        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return 2 * x
+
+    data = constant([(4, 2, 0)])
+    object.__setattr__(data, "augment", Twice())
+    sent = reply(ProxyPrior(), data, 0, zero_head())
+    assert sent.tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
+
+
+def test_gradients_are_clipped_as_in_training() -> None:
+    # Δw has the norm 0.5 · 0.943 without clipping, see below.
+    sent = reply(
+        ProxyPrior(upload="layer"), constant([(4, 2, 0)]), 0, zero_head(), STEP.but(clip=0.1)
+    )
+    assert float(sent.tensors["layer/weight"].norm()) == pytest.approx(0.5 * 0.1, rel=1e-4)
+
+
+def test_one_sample_is_normalised_by_the_running_statistics() -> None:
+    model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
+    sent = reply(ProxyPrior(), constant([(1, 0, 0)]), 0, model)
+    assert float(sent.tensors["lpi/classes"][0]) > 0
+    assert int(model.tensors()["0.num_batches_tracked"]) == 0
+
+
+def test_it_trains_in_training_mode() -> None:
+    model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
+    model.eval()
+    reply(ProxyPrior(), constant([(4, 2, 0)]), 0, model)
+    assert int(model.tensors()["0.num_batches_tracked"]) == 1
 
 
 def test_a_classifier_without_weight_is_refused() -> None:
@@ -233,6 +323,13 @@ class TestNoise:
             sent = reply(prior, self.DATA, 0, zero_head()).tensors["layer/weight"]
             assert float(sent.norm()) == pytest.approx(expected, rel=0.02)
 
+    def test_only_what_is_noisy_counts_as_released(self) -> None:
+        found = [
+            reply(PrivateProxyPrior(epsilon=epsilon), self.DATA, 0, zero_head()).released
+            for epsilon in (1.0, math.inf)
+        ]
+        assert found == [{"lpi", "layer"}, set()]
+
     def test_a_client_without_samples_sends_noise_alone(self) -> None:
         empty = tiny.federation([[1.0] * H], [0], [[]], classes=C)
         sent = reply(PrivateProxyPrior(), empty, 0, zero_head()).tensors["layer/weight"]
@@ -259,6 +356,11 @@ class TestNoise:
         assert server.logged["epsilon"] == pytest.approx(12.79, abs=0.01)
         next(PrivateProxyPrior(mechanism="paper", epsilon=0.5).survey(model.tensors(), server))
         assert float(server.logged["epsilon"]) < 0.5
+        with pytest.warns(UserWarning, match="not for epsilon = 1"):
+            next(PrivateProxyPrior(mechanism="paper", epsilon=1).survey(model.tensors(), server))
+        # Without noise there is nothing to prove.
+        silent = PrivateProxyPrior(mechanism="paper", epsilon=math.inf)
+        next(silent.survey(model.tensors(), server))
 
 
 def experiment(prior: ClassPrior, **fields: Any) -> Experiment:
