@@ -30,6 +30,6 @@ def bounded(workers: int, clients: int) -> tuple[int, list[str]]:
     if workers <= most:
         return workers, []
     return most, [
-        f"workers = {workers} is more than can be of use: it uses {most} "
+        f"workers = {workers} is more than can be of use: the run uses {most} "
         f"(clients in a round: {clients}, cores: {cores})"
     ]

@@ -118,6 +118,19 @@ def test_a_damaged_newer_one_is_said_and_the_older_one_used(
     assert len(files(tmp_path)) == 6
 
 
+def test_one_of_many_files_that_cannot_be_written_leaves_the_checkpoint_before(
+    tmp_path: Path,
+) -> None:
+    saving = Checkpoint(tmp_path)
+    saving.save(snapshot(1, {client: {"c": torch.ones(1)} for client in range(40)}))
+    (tmp_path / "client-7-000002.safetensors").mkdir()  # nothing can be renamed there
+    with pytest.raises(FedtailError, match=r"^cannot write '.*client-7-000002\.safetensors'"):
+        saving.save(snapshot(2, {client: {"c": torch.zeros(1)} for client in range(40)}))
+    loaded = Checkpoint(tmp_path).load(State)
+    assert loaded is not None and loaded.round == 1
+    assert {float(state["c"]) for state in loaded.client_states.values()} == {1.0}
+
+
 def test_if_none_is_whole_one_sentence_says_why(tmp_path: Path) -> None:
     saving = Checkpoint(tmp_path)
     for number in (1, 2):

@@ -36,7 +36,7 @@ def test_workers_are_bounded(one_core: None, workers: int, clients: int, used: i
     found, remarks = bounded(workers, clients)
     assert found == used
     expected = (
-        f"workers = {workers} is more than can be of use: it uses {used} "
+        f"workers = {workers} is more than can be of use: the run uses {used} "
         f"(clients in a round: {clients}, cores: 1)"
     )
     assert remarks == ([expected] if used < workers else [])
@@ -46,7 +46,7 @@ def test_the_bound_is_logged_and_changes_no_bits(caplog: pytest.LogCaptureFixtur
     experiment = tiny.experiment(rounds=1, per_round=2)
     with caplog.at_level(logging.WARNING, logger="fedtail"):
         found = run(experiment.but(workers=64))
-    said = "workers = 64 is more than can be of use: it uses 2 (clients in a round: 2, cores: "
+    said = "workers = 64 is more than can be of use: the run uses 2 (clients in a round: 2, cores: "
     assert [r.getMessage().startswith(said) for r in caplog.records if r.name == "fedtail"] == [
         True
     ]
