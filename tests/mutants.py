@@ -35,7 +35,7 @@ NAMES = {
 # Where a tensor is and how it is typed: the same numbers on the CPU, on which all tests run.
 PLACES = {"to", "cpu", "detach", "device", "dtype", "strict", "stacklevel", "memory_format"}
 # The same whichever argument comes first.
-SYMMETRIC = {"max", "min", "maximum", "minimum", "cosine_similarity"}
+SYMMETRIC = {"max", "min", "maximum", "minimum", "cosine_similarity", "vecdot"}
 SILENT = {"cast", "replace", "isinstance", "FedtailError", "Field", "TypeVar"}
 
 

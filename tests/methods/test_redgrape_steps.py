@@ -134,3 +134,15 @@ def test_a_frozen_bias_of_the_head_stays(per_class: int) -> None:
     found = method.train(payload, tiny.client(data, 0, model)).group("model")
     assert torch.equal(found["0.bias"], before["0.bias"])
     assert not torch.equal(found["0.weight"], before["0.weight"])
+
+
+def test_a_frozen_head_stays() -> None:
+    method = RedGrape(per_class=1, second_head=False, local=STEP)
+    with contained(0):
+        model = network(method)
+    model.classifier.requires_grad_(False)
+    before = model.tensors()
+    task = sent(model, {2: [[1.0] * 4] * 3})
+    found = method.train(task, tiny.client(cloud([0, 1]), 0, model)).group("model")
+    assert torch.equal(found["3.weight"], before["3.weight"])
+    assert not torch.equal(found["0.weight"], before["0.weight"])

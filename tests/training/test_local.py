@@ -163,3 +163,9 @@ def test_modes_come_back_after_an_error() -> None:
     with pytest.raises(KeyError), normalisable([norm], 1):
         raise KeyError
     assert norm.training
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_momentum_is_for_sgd(optimizer: Any) -> None:
+    with pytest.raises(ValueError, match=f"momentum is for sgd; {optimizer} has its own"):
+        LocalTraining(optimizer=optimizer, momentum=0.9)

@@ -242,3 +242,9 @@ def test_nesterov_needs_momentum() -> None:
 def test_a_value_out_of_range_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(FedtailError, match=next(iter(fields))):
         ServerAdam(**fields)
+
+
+def test_yogi_rests_where_v_is_the_square() -> None:
+    # sign(0) = 0: v stays 4, and 0.
+    found = ServerYogi(beta2=0.5).next_v(torch.tensor([4.0, 0.0]), torch.tensor([4.0, 0.0]))
+    assert found.tolist() == [4.0, 0.0]
