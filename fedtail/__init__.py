@@ -21,7 +21,7 @@ from fedtail.data.sources import Arrays, Digits, Npz
 from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
-from fedtail.forms import Form, Like, Number
+from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.loop import run
 from fedtail.losses import (
     BalancedSoftmax,
@@ -41,6 +41,7 @@ from fedtail.methods import *  # noqa: F403 - all methods; `make lists` writes w
 from fedtail.models import ModelSpec, Output, SplitModel, experts
 from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
+from fedtail.reduce import Reduced
 from fedtail.result import Result
 from fedtail.training import (
     BatchSampler,
@@ -67,6 +68,7 @@ __all__ = [
     "BalancedDirichlet",
     "BalancedSoftmax",
     "BatchSampler",
+    "ByClass",
     "CReFFSplit",
     "Callback",
     "ClassBalanced",
@@ -79,6 +81,7 @@ __all__ = [
     "Experiment",
     "Exponential",
     "FedtailError",
+    "First",
     "Focal",
     "Form",
     "GlobalPrior",
@@ -90,6 +93,7 @@ __all__ = [
     "LocalTraining",
     "LogitCalibration",
     "LossContext",
+    "Mean",
     "ModelSpec",
     "Natural",
     "NoTail",
@@ -106,6 +110,7 @@ __all__ = [
     "ProxyPrior",
     "RIDELoss",
     "RedGrapeSplit",
+    "Reduced",
     "RestrictedSoftmax",
     "Result",
     "RunStopped",
@@ -124,6 +129,7 @@ __all__ = [
     "Tail",
     "Task",
     "TauSampling",
+    "Total",
     "Update",
     "WeightedCrossEntropy",
     "__version__",

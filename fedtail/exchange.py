@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.errors import RunStopped, blaming
-from fedtail.protocol import Exchange, Server, Task
+from fedtail.protocol import Exchange, Server
 
 S = TypeVar("S")
 EMPTY_ROUNDS = 3
@@ -40,17 +40,13 @@ class Ledger:
         """Add bytes sent down (0) or up (1)."""
         self.traffic.setdefault(client, [0, 0])[direction] += nbytes
 
-    def count_exchange(self, tasks: Sequence[Task], replies: Replies) -> None:
-        """Add what one exchange sent, as the engine says or as the payloads do."""
-        if replies.traffic is not None:
-            for client, (down, up) in replies.traffic.items():
-                self.count(client, 0, down)
-                self.count(client, 1, up)
-            return
-        for task in tasks:
-            self.count(task.client, 0, task.payload.nbytes)
-        for update in replies.updates:
-            self.count(update.client, 1, update.payload.nbytes)
+    def add(self, replies: Replies) -> None:
+        """Add one exchange."""
+        self.dropped += replies.dropped
+        self.clients.update(replies.found.clients)
+        for client, (down, up) in replies.traffic.items():
+            self.count(client, 0, down)
+            self.count(client, 1, up)
 
 
 def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledger: Ledger) -> S:
@@ -68,10 +64,8 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
             new: S = stop.value
             return new
         replies = engine.perform(tasks, server.round, server.rounds)
-        ledger.count_exchange(tasks, replies)
-        ledger.dropped += replies.dropped
-        ledger.clients.update(update.client for update in replies.updates)
-        if tasks and not replies.updates:
+        ledger.add(replies)
+        if tasks and not replies.found.clients:
             if replies.dropped and all(d.raised for d in replies.dropped):
                 raise RunStopped(
                     f"round {server.round}: every client failed, {first_reason(replies.dropped)}"
@@ -80,7 +74,7 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
             ledger.clients.clear()
             exchange.close()
             return state
-        answer = replies.updates
+        answer = replies.found
 
 
 def first_reason(dropped: Sequence[Dropped]) -> str:

@@ -52,6 +52,45 @@ class Number(NamedTuple):
     counted: bool = False
 
 
+class Mean(NamedTuple):
+    """Add up as a mean, weighted by a scalar of the update; of whole numbers the largest.
+
+    Attributes
+    ----------
+    by
+        The scalar; empty if all who have samples weigh the same.
+    within
+        A scalar: only updates with the same value of it are added up. Empty for all.
+    """
+
+    by: str = "samples"
+    within: str = ""
+
+
+class First(NamedTuple):
+    """Take the one of the client with the lowest number, of those with the same `within`."""
+
+    within: str = ""
+
+
+class Total(NamedTuple):
+    """Add up as it is."""
+
+
+class ByClass(NamedTuple):
+    """Rows with an index tensor ``classes`` beside them: of each class the mean over its senders.
+
+    Attributes
+    ----------
+    classes
+        How many classes there are.
+    """
+
+    classes: int
+
+
+How = Mean | First | Total | ByClass
+
 SAMPLES = Number(low=0, whole=True, counted=True)
 """How many samples of its own a client used: at most those it announced at the start."""
 COUNT = Number(low=0, whole=True)
@@ -60,33 +99,67 @@ COUNT = Number(low=0, whole=True)
 
 @dataclass(frozen=True)
 class Form:
-    """What an update holds: exactly these names.
+    """What an update holds, exactly these names, and how the server adds it up.
 
     Attributes
     ----------
     tensors
-        By their flat names, ``model/fc.weight``.
-    rows
-        The groups with one row a class, ragged: how many classes there are. Their index tensor,
-        ``classes``, is ascending and not declared again.
+        By their flat names, ``model/fc.weight``. The index tensor of a group with one row a class,
+        ``classes``, is ascending and not declared.
+    how
+        How each of them is added up.
     scalars
-        By their names.
+        By their names; they are added up as they are.
+    why
+        Why the server needs every client's own update and not only sums, in a clause: what a
+        private run says when it refuses. Empty if sums are enough.
+    noisy
+        Whether they carry noise for which a guarantee was computed, so that they may be seen.
     """
 
     tensors: Mapping[str, Like] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)
+    how: Mapping[str, How] = field(default_factory=dict)
     scalars: Mapping[str, Number] = field(default_factory=dict)
+    why: str = ""
+    noisy: bool = False
 
-    def group(self, name: str, tensors: Mapping[str, Like], rows: int = 0) -> Form:
-        """Return the form with one more group; with `rows`, ragged, of so many classes."""
-        ragged = {name: rows} if rows else {}
+    def group(self, name: str, tensors: Mapping[str, Like], how: How = Mean()) -> Form:  # noqa: B008
+        """Return the form with one more group."""
+        more = grouped(name, tensors)
         return replace(
-            self, tensors={**self.tensors, **grouped(name, tensors)}, rows={**self.rows, **ragged}
+            self,
+            tensors={**self.tensors, **more},
+            how={**self.how, **dict.fromkeys(more, how)},
         )
 
     def numbers(self, **scalars: Number) -> Form:
         """Return the form with more scalars."""
         return replace(self, scalars={**self.scalars, **scalars})
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The groups with one row a class, and how many classes there are."""
+        ragged = {n: how.classes for n, how in self.how.items() if isinstance(how, ByClass)}
+        return {name.partition("/")[0]: classes for name, classes in ragged.items()}
+
+    def singly(self, why: str, noisy: bool = False) -> Form:
+        """Return the form of updates that the server needs one by one."""
+        return replace(self, why=why, noisy=noisy)
+
+
+def renamed(form: Form, new: Mapping[str, str], within: str) -> Form:
+    """Return the form with some tensors under new names, added up within a scalar's value."""
+
+    def part(name: str, how: How) -> How:
+        if name in new and isinstance(how, Mean | First):
+            return how._replace(within=within)
+        return how
+
+    return replace(
+        form,
+        tensors={new.get(n, n): look for n, look in form.tensors.items()},
+        how={new.get(n, n): part(n, how) for n, how in form.how.items()},
+    )
 
 
 def like(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Like]:

@@ -321,10 +321,10 @@ class Loop:
         with self.forgotten(server, test=True):
             for start in range(0, len(tasks), MODELS_AT_ONCE):
                 some = tasks[start : start + MODELS_AT_ONCE]
-                replies = self.engine.perform(some, server.round, server.rounds)
+                replies = self.engine.perform(some, server.round, server.rounds, single=True)
                 self.warn_after(server, replies.dropped)
                 dropped += replies.dropped
-                models = [update.payload.group("model") for update in replies.updates]
+                models = [update.payload.group("model") for update in replies.found.each]
                 each += [self.scores(self.engine.evaluate(model)) for model in models]
         if not each and all(d.raised for d in dropped):
             raise RunStopped(

@@ -20,6 +20,7 @@ from fedtail.rng import numpy_generator, torch_generator
 if TYPE_CHECKING:
     from fedtail.data.federation import ClientData, ServerData
     from fedtail.models.split import SplitModel
+    from fedtail.reduce import Reduced
 
 ClientId = int
 Scalar = int | float | str | bool
@@ -114,8 +115,8 @@ class Update:
 
 
 S = TypeVar("S")
-Exchange = Generator[list[Task], list[Update], S]
-"""Yields tasks, is sent updates (perhaps fewer, sorted by client), returns the new state."""
+Exchange = Generator[list[Task], "Reduced", S]
+"""Yields tasks, is sent what came of them, added up as their form says; returns the new state."""
 
 
 @dataclass(frozen=True)

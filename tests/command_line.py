@@ -37,10 +37,10 @@ class Fragile(FedAvg):
     family = "own"
     paper = "none"
 
-    def aggregate(self, s, updates, server):
+    def aggregate(self, s, found, server):
         if server.round == 2 and Path("broken").exists():
             raise ZeroDivisionError("nothing to divide by")
-        return super().aggregate(s, updates, server)
+        return super().aggregate(s, found, server)
 '''
 
 

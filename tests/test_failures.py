@@ -21,7 +21,8 @@ from fedtail.folder import RunFolder
 from fedtail.forms import Form, Like
 from fedtail.methods import ModelState, action
 from fedtail.models import SplitModel
-from fedtail.protocol import Client, Exchange, Server, Task, Update
+from fedtail.protocol import Client, Exchange, Server, Task
+from fedtail.reduce import Reduced
 
 QUICK = {"local": tiny.quick()}
 
@@ -40,10 +41,10 @@ class ClientTypo(FedAvg[ModelState]):
 class ServerTypo(FedAvg[ModelState]):
     """The server half fails in round 2."""
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         if server.round == 2:
             Path("no such file").read_bytes()
-        return super().aggregate(s, updates, server)
+        return super().aggregate(s, found, server)
 
 
 class Exhausted(FedAvg[ModelState]):
@@ -97,7 +98,7 @@ def test_what_a_server_half_raises_is_raised_and_no_wrong_input(tmp_path: Path) 
     ("method", "expected", "said"),
     [
         # A generator takes StopIteration for its end: the round would go on without a state.
-        (Exhausted(**QUICK), StopIteration, "client 0, action 'train'"),
+        (Exhausted(**QUICK), RuntimeError, "client 0, action 'train'"),
         (Silent(**QUICK), TypeError, "'train' of '.*' returns NoneType, no Payload"),
     ],
 )
@@ -134,7 +135,7 @@ class Spoiled(Solo):
     action: str = "train"
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
-        done = super().perform(jobs)
+        done = list(super().perform(jobs))
         return [
             Done(None, job.state, "lost")
             if job.clock.round in self.rounds and job.task.action == self.action

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtail.forms import COUNT, LARGEST, SAMPLES, Form, Like, Number, defect, like, not_finite
+from fedtail.forms import (
+    COUNT,
+    LARGEST,
+    SAMPLES,
+    ByClass,
+    Form,
+    Like,
+    Number,
+    defect,
+    like,
+    not_finite,
+)
 from fedtail.protocol import Payload, Scalar
 
 # A weight of shape (2, 3); rows of two numbers for each of the client's classes, of four; a count
@@ -13,7 +24,7 @@ from fedtail.protocol import Payload, Scalar
 FORM = (
     Form()
     .group("model", {"w": Like((2, 3))})
-    .group("grad", {"bias": Like((2,))}, rows=4)
+    .group("grad", {"bias": Like((2,))}, ByClass(4))
     .group("counts", {"all": Like((4,), torch.int64, low=0, counted=True)})
     .numbers(samples=SAMPLES, gap=Number(low=0))
 )

@@ -16,10 +16,11 @@ from fedtail import Callback, FedAvg, FedtailError, GlobalPrior, Payload, RunSto
 from fedtail.callbacks import Record, Snapshot
 from fedtail.engines.crew import Done, Job, Solo
 from fedtail.engines.workplace import Workplace
-from fedtail.forms import Form, Like
+from fedtail.forms import Form, Like, Total
 from fedtail.methods import ModelState, action
 from fedtail.models import SplitModel
-from fedtail.protocol import Client, Exchange, Server, Task, Update
+from fedtail.protocol import Client, Exchange, Server, Task
+from fedtail.reduce import Reduced
 from fedtail.setting import prepare
 from fedtail.state import digest
 
@@ -188,18 +189,17 @@ class Afterwards(FedAvg[ModelState]):
     """After training, clients draw numbers, remember them, and the server adds them up."""
 
     def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:
-        updates: list[Update] = yield [Task(k, "draw", Payload()) for k in server.clients]
-        total = torch.stack([update.payload.tensors["drawn"] for update in updates]).sum(0)
+        found = yield [Task(k, "draw", Payload()) for k in server.clients]
         name = "3.bias"
-        return replace(s, model={**s.model, name: s.model[name] + total})
+        return replace(s, model={**s.model, name: s.model[name] + found["drawn"]["sum"]})
 
     @action
     def draw(self, payload: Payload, client: Client) -> Payload:
         client.state["drawn"] = torch.rand(tiny.CLASSES, generator=client.generator("draw"))
-        return Payload({"drawn": client.state["drawn"]})
+        return Payload({"drawn/sum": client.state["drawn"]})
 
     def draw_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        return Form({"drawn": Like((classes,))})
+        return Form().group("drawn", {"sum": Like((classes,))}, Total())
 
 
 def test_what_comes_after_training_happens_on_a_copy() -> None:
@@ -364,9 +364,9 @@ def test_callbacks_are_closed_whatever_happens() -> None:
 
 def test_what_a_method_logs_stands_in_the_record() -> None:
     class Logging(FedAvg[ModelState]):
-        def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
-            server.log("updates", len(updates))
-            return super().aggregate(s, updates, server)
+        def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
+            server.log("updates", len(found.clients))
+            return super().aggregate(s, found, server)
 
     assert [r["method"] for r in run(tiny.experiment(Logging(local=tiny.quick()))).history] == [
         {"updates": 4}

@@ -142,7 +142,7 @@ def test_only_a_few_models_are_in_memory() -> None:
     class Counting(Solo):
         def perform(self, jobs: Any) -> Any:
             sizes.append(len(jobs))
-            return super().perform(jobs)
+            return list(super().perform(jobs))
 
     owner = tiny.arrays()
     samples = len(owner["y_train"])

@@ -58,8 +58,8 @@ class Remembering(FedAvg[Drift]):
     def new_state(self, tensors):
         return Drift(tensors, velocity={n: torch.zeros_like(t) for n, t in tensors.items()})
 
-    def aggregate(self, s, updates, server):
-        new = super().aggregate(s, updates, server)
+    def aggregate(self, s, found, server):
+        new = super().aggregate(s, found, server)
         velocity = {n: 0.5 * s.velocity[n] + (new.model[n] - s.model[n]) for n in s.model}
         model = {n: s.model[n] + velocity[n] for n in s.model}
         return replace(new, model=model, velocity=velocity, count=s.count + 1)

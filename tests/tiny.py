@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.federation import ClientData, Federation
+from fedtail.forms import Form
+from fedtail.methods import FedAvg, Method, ModelState
 from fedtail.models import SplitModel
-from fedtail.protocol import Client, Server
+from fedtail.protocol import Client, Payload, Server, Update
+from fedtail.reduce import Reduced, reduced
 from fedtail.testing.federation import (
     CLASSES,
     COUNTS,
@@ -35,6 +38,8 @@ __all__ = [
     "COUNTS",
     "IMAGE",
     "Isolated",
+    "added",
+    "after",
     "arrays",
     "client",
     "dropout_model",
@@ -52,6 +57,9 @@ __all__ = [
     "unbiased_model",
     "vectors",
 ]
+
+
+S = TypeVar("S", bound=ModelState)
 
 
 def spare_model() -> SplitModel:
@@ -113,3 +121,28 @@ def line_of(module: ModuleType, text: str) -> int:
     lines = Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()
     (number,) = [n for n, line in enumerate(lines, start=1) if text in line]
     return number
+
+
+def added(
+    method: Method[Any],
+    updates: Sequence[Update],
+    server: Server,
+    action: str = "train",
+    task: Payload | None = None,
+) -> Reduced:
+    """Return hand-made updates, added up as the method declares."""
+    declared = getattr(method, f"{action}_form")
+    form: Form = declared(task or Payload(), server.model, server.num_classes)
+    return reduced(updates, form)
+
+
+def after(
+    method: FedAvg[S],
+    s: S,
+    updates: Sequence[Update],
+    server: Server,
+    action: str = "train",
+    task: Payload | None = None,
+) -> S:
+    """Return the state after hand-made updates."""
+    return method.aggregate(s, added(method, updates, server, action, task), server)

@@ -85,7 +85,7 @@ def survey(protocol: Plain, seed: int) -> Survey:
         )
         for k in server.clients
     ]
-    changes = torch.stack([update.payload.tensors["layer/weight"] for update in replies.updates])
+    changes = torch.stack([update.payload.tensors["layer/weight"] for update in replies.found.each])
     return Survey(clients, changes, torch.stack([client.counts for client in clients]))
 
 

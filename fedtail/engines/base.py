@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from fedtail.forms import Form
 from fedtail.metrics import Evaluation
-from fedtail.protocol import ClientId, Task, Tensors, Update
+from fedtail.protocol import ClientId, Task, Tensors
+from fedtail.reduce import Reduced
 
 ClientStates = MutableMapping[ClientId, dict[str, Tensor]]
 
@@ -25,18 +27,21 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back from one exchange: good updates sorted by client, and who was dropped.
+    """What came back from one exchange.
 
     Attributes
     ----------
+    found
+        The good updates, added up as their form says.
+    dropped
+        Who was left out, and why.
     traffic
-        Bytes to and from each client, where they are not those of the tasks and the updates:
-        ciphertexts, and the decryption of their sum.
+        Bytes to and from each client.
     """
 
-    updates: list[Update] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
-    traffic: Mapping[ClientId, Sequence[int]] | None = None
+    found: Reduced
+    dropped: list[Dropped]
+    traffic: Mapping[ClientId, Sequence[int]]
 
 
 class Engine(Protocol):
@@ -44,12 +49,20 @@ class Engine(Protocol):
 
     states: ClientStates
 
-    def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
+    def perform(
+        self, tasks: Sequence[Task], round: int, rounds: int, single: bool = False
+    ) -> Replies:
         """Have the tasks done; a client whose answer cannot be used is dropped, never the round.
 
         What a client half raises may end the run instead; it does on the embedded engine, unless
         it was told to drop such clients, too.
         """
+
+    def form(self, task: Task) -> Form:
+        """Return what the method declares that clients answer to a task."""
+
+    def announced(self, client: ClientId) -> int | None:
+        """Return how many samples a client said at the start that it has; none if it did not."""
 
     def after_training(self, round: int, test: bool = False) -> None:
         """Give what follows in this round the same random numbers whenever it is done.

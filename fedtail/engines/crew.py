@@ -16,7 +16,7 @@ import pickle
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from torch.multiprocessing import get_context
 
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
 from fedtail.engines.workplace import Clock, Withheld, Workplace, numerics
-from fedtail.errors import ClientFailed, FedtailError, RunStopped, blame
+from fedtail.errors import ClientFailed, FedtailError, RunStopped, blame, blaming
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.protocol import Payload, Task, Tensors
@@ -71,8 +71,8 @@ class Done:
 class Crew(Protocol):
     """Does jobs and tests models."""
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
-        """Do the jobs; the results are in the order of the jobs."""
+    def perform(self, jobs: Sequence[Job]) -> Iterable[Done]:
+        """Do the jobs; the results are in the order of the jobs, each as soon as it is there."""
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the whole test set."""
@@ -106,12 +106,16 @@ class Solo:
     place: Workplace
     drop: bool = field(default=False, kw_only=True)
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
-        """Do the jobs one after the other."""
-        return [self._one(job) for job in jobs]
+    def perform(self, jobs: Sequence[Job]) -> Iterable[Done]:
+        """Do the jobs one after the other; one answer at a time is in memory."""
+        return map(self._one, jobs)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.place, job)
+        if isinstance(done.error, StopIteration) and not self.drop:
+            # Who asks for one answer after the other would take it for the end of them.
+            with blaming(str(job)):
+                raise RuntimeError("a client half raised StopIteration") from done.error
         if done.error is not None and not self.drop:
             raise done.error
         return done

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Replies
 from fedtail.engines.crew import Crew, Done, Job, Pool, Solo
@@ -13,6 +15,7 @@ from fedtail.engines.workplace import Clock, Workplace
 from fedtail.forms import Form, defect, not_finite
 from fedtail.metrics import Evaluation
 from fedtail.protocol import OPEN_SUM, ClientId, Task, Tensors, Update
+from fedtail.reduce import Plan
 
 AFTER_TRAINING = 1_000_000
 TESTING = 2_000_000
@@ -55,29 +58,44 @@ class Embedded:
         self._first_turn = 0
         self._turns: Counter[ClientId] = Counter()
 
-    def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
+    def perform(
+        self, tasks: Sequence[Task], round: int, rounds: int, single: bool = False
+    ) -> Replies:
         """Have the tasks done, a client's second task after its first."""
-        states: ClientStates = {}
-        updates: list[Update] = []
+        plan, states = self._plan(tasks), dict[ClientId, dict[str, Tensor]]()
         failed: list[Dropped] = []
-        forms = self._forms(tasks)
-        for wave in self._waves(tasks, round, rounds):
-            jobs = [
-                Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
-                for task, clock in wave
-            ]
-            for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
-                form = forms[job.task.action, id(job.task.payload)]
-                self._collect(job, self._checked(job.task, done, form), states, updates, failed)
+        traffic: dict[ClientId, list[int]] = {}
+
+        def good() -> Iterator[Update]:
+            for wave in self._waves(tasks, round, rounds):
+                jobs = [
+                    Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
+                    for task, clock in wave
+                ]
+                for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
+                    task = job.task
+                    sent = traffic.setdefault(task.client, [0, 0])
+                    sent[0] += task.payload.nbytes
+                    done = self._checked(task, done, plan)
+                    if done.payload is None:
+                        raised = done.error is not None
+                        failed.append(Dropped(task.client, done.reason, raised))
+                        continue
+                    sent[1] += done.payload.nbytes
+                    states[task.client] = done.state
+                    yield Update(task.client, done.payload)
+
+        found = plan.reduced(good(), single)
         refused = {dropped.client for dropped in failed}
         for client, state in states.items():
             # An empty state is kept only where it replaces one: the client has forgotten it.
             if client not in refused and (state or client in self.states):
                 self.states[client] = state
-        return Replies(
-            sorted(updates, key=lambda update: update.client),
-            sorted(failed, key=lambda dropped: dropped.client),
-        )
+        return Replies(found, sorted(failed, key=lambda dropped: dropped.client), traffic)
+
+    def form(self, task: Task) -> Form:
+        """Return what the method declares that clients answer to a task."""
+        return self.place.form(task)
 
     def announced(self, client: ClientId) -> int | None:
         """Return how many samples a client said at the start that it has; none if nothing did."""
@@ -118,35 +136,18 @@ class Embedded:
             self._turns[task.client] += task.action != OPEN_SUM
         return waves
 
-    def _forms(self, tasks: Sequence[Task]) -> dict[tuple[str, int], Form | None]:
-        """Return what is declared for each task, before any is done; nothing for sealed answers."""
-        forms: dict[tuple[str, int], Form | None] = {}
-        for task in tasks:
-            key = task.action, id(task.payload)
-            if key not in forms:
-                forms[key] = None if self.place.shield else self.place.form(task)
-        return forms
+    def _plan(self, tasks: Sequence[Task]) -> Plan:
+        """Return how the answers are added up, before any task is done; sealed ones are not."""
+        if self.place.shield is not None:
+            return Plan({}, Form().singly("it is sealed"), {})
+        return Plan.of(tasks, self)
 
-    def _checked(self, task: Task, done: Done, form: Form | None) -> Done:
+    def _checked(self, task: Task, done: Done, plan: Plan) -> Done:
         """Return what came of a task, with a reason in place of an answer that cannot be used."""
         if done.payload is None:
             return done
-        if form is None:  # its client has held it against the form before it was sealed
+        if self.place.shield is not None:  # held against the form before it was sealed
             reason = not_finite(done.payload)
         else:
-            reason = defect(done.payload, form, self.announced(task.client))
+            reason = defect(done.payload, plan.of_task(task), self.announced(task.client))
         return replace(done, payload=None, reason=reason) if reason else done
-
-    def _collect(
-        self,
-        job: Job,
-        done: Done,
-        states: ClientStates,
-        updates: list[Update],
-        failed: list[Dropped],
-    ) -> None:
-        if done.payload is None:
-            failed.append(Dropped(job.task.client, done.reason, done.error is not None))
-        else:
-            states[job.task.client] = done.state
-            updates.append(Update(job.task.client, done.payload))

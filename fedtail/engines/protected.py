@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Engine, Replies
 from fedtail.errors import FedtailError
+from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.privacy.additive import NotASum, Total, form_length
 from fedtail.privacy.budget import Budget
@@ -23,6 +24,7 @@ from fedtail.privacy.ckks import Adder, Damaged
 from fedtail.privacy.clipping import restored
 from fedtail.privacy.shield import OPENED, PARTIES, SEALED, secret_generator
 from fedtail.protocol import OPEN_SUM, ClientId, Payload, Scalar, Task, Tensors, Update
+from fedtail.reduce import Plan
 from fedtail.rng import torch_generator
 
 FEWEST = 2
@@ -35,12 +37,12 @@ class Traffic:
 
     bytes: dict[ClientId, list[int]] = field(default_factory=dict)
 
-    def count(self, tasks: Sequence[Task], updates: Sequence[Update]) -> None:
+    def add(self, more: Mapping[ClientId, Sequence[int]]) -> None:
         """Add an exchange."""
-        for task in tasks:
-            self.bytes.setdefault(task.client, [0, 0])[0] += task.payload.nbytes
-        for update in updates:
-            self.bytes.setdefault(update.client, [0, 0])[1] += update.payload.nbytes
+        for client, (down, up) in more.items():
+            both = self.bytes.setdefault(client, [0, 0])
+            both[0] += down
+            both[1] += up
 
 
 @dataclass
@@ -99,45 +101,63 @@ class Protected:
         self.states: ClientStates = engine.states
         self.tested: int | None = None  # the round whose clients' own models are being tested
 
-    def perform(self, tasks: Sequence[Task], round: int, rounds: int) -> Replies:
+    def form(self, task: Task) -> Form:
+        """Return what the method declares that clients answer to a task."""
+        return self.engine.form(task)
+
+    def announced(self, client: ClientId) -> int | None:
+        """Return how many samples a client said at the start that it has; none if it did not."""
+        return self.engine.announced(client)
+
+    def perform(
+        self, tasks: Sequence[Task], round: int, rounds: int, single: bool = False
+    ) -> Replies:
         """Have the tasks done, and the updates summed."""
-        if round == self.tested:
-            return self.engine.perform(tasks, round, rounds)
-        clock = (round, rounds)
-        asked = told(tasks)
-        replies = self.engine.perform(asked, round, rounds)
-        refuse_what_is_no_sum(replies.dropped)
-        traffic = Traffic()
-        traffic.count(asked, replies.updates)
-        replies = replace(replies, traffic=traffic.bytes)
-        if not any(update.payload.group(SEALED) for update in replies.updates):
-            return replies
+        asked, plan = told(tasks), Plan.of(tasks, self)
+        replies = self.engine.perform(tasks if round == self.tested else asked, round, rounds)
+        updates, dropped = list(replies.found.each), list(replies.dropped)
+        if round == self.tested or not any(u.payload.group(SEALED) for u in updates):
+            refuse_what_is_no_sum(dropped)
+            return replace(replies, found=plan.reduced(updates, single))
+        refuse_what_is_no_sum(dropped)
         if self.budget is not None:
             self.budget.note(tasks, round)
-        replies = self.checked(replies)
-        piles = pile_up(replies.updates)
-        if any(len(pile.members) < FEWEST for pile in piles):
-            reason = "a sum over fewer than two clients would show one client's update"
-            return without(replies, reason)
+        updates = self.checked(updates, dropped)
+        traffic = Traffic({client: list(both) for client, both in replies.traffic.items()})
         try:
-            sums = self.sums(piles, sorted({u.client for u in replies.updates}), traffic, clock)
+            updates = self.summed(updates, tasks, traffic, (round, rounds))
         except Unopened as error:
-            return without(replies, str(error))
+            dropped += [Dropped(u.client, str(error)) for u in updates]
+            updates = []
+        dropped.sort(key=lambda d: d.client)
+        return Replies(plan.reduced(updates), dropped, traffic.bytes)
+
+    def summed(
+        self,
+        updates: Sequence[Update],
+        tasks: Sequence[Task],
+        traffic: Traffic,
+        clock: tuple[int, int],
+    ) -> list[Update]:
+        """Return the updates as the method may see them, each with the totals of all."""
+        piles = pile_up(updates)
+        if any(len(pile.members) < FEWEST for pile in piles):
+            raise Unopened("a sum over fewer than two clients would show one client's update")
+        sums = self.sums(piles, sorted({u.client for u in updates}), traffic, clock)
         totals = [
-            self.shown(Total.of(pile.form, numbers, len(pile.members)), len(tasks), round)
+            self.shown(Total.of(pile.form, numbers, len(pile.members)), len(tasks), clock[0])
             for pile, numbers in zip(piles, sums, strict=True)
         ]
-        updates = rebuilt(replies.updates, piles, totals)
-        if self.budget is not None:
-            sent = {task.client: task.payload for task in tasks}
-            updates = [
-                Update(
-                    u.client,
-                    replace(u.payload, tensors=restored(u.payload.tensors, sent[u.client])),
-                )
-                for u in updates
-            ]
-        return replace(replies, updates=updates)
+        shown = rebuilt(updates, piles, totals)
+        if self.budget is None:
+            return shown
+        sent = {task.client: task.payload for task in tasks}
+        return [
+            Update(
+                u.client, replace(u.payload, tensors=restored(u.payload.tensors, sent[u.client]))
+            )
+            for u in shown
+        ]
 
     def shown(self, total: Total, asked: int, round: int) -> Total:
         """Return what the method may see of a sum: with noise, where the server adds it."""
@@ -163,18 +183,16 @@ class Protected:
         """Stop what was started."""
         self.engine.close()
 
-    def checked(self, replies: Replies) -> Replies:
+    def checked(self, updates: Sequence[Update], dropped: list[Dropped]) -> list[Update]:
         """Leave out updates of another form than most, and ciphertexts that cannot be added."""
-        usual = usual_forms(replies.updates)
-        good, dropped = [], list(replies.dropped)
-        for update in replies.updates:
+        usual, good = usual_forms(updates), []
+        for update in updates:
             reason = self.defect(update.payload, usual)
             if reason:
                 dropped.append(Dropped(update.client, reason))
             else:
                 good.append(update)
-        dropped.sort(key=lambda d: d.client)
-        return replace(replies, updates=good, dropped=dropped)
+        return good
 
     def defect(self, sent: Payload, usual: Mapping[str, str]) -> str:
         """Return why an update cannot be added to the others, or nothing."""
@@ -212,9 +230,9 @@ class Protected:
         for client in clients:
             task = Task(client, OPEN_SUM, question)
             replies = self.engine.perform([task], *clock)
-            traffic.count([task], replies.updates)
-            if replies.updates:
-                opened = replies.updates[0].payload.group(OPENED)
+            traffic.add(replies.traffic)
+            if replies.found.each:
+                opened = replies.found.each[0].payload.group(OPENED)
                 return [opened[str(number)].double() for number in range(len(piles))]
             reason = replies.dropped[0].reason if replies.dropped else "no answer"
         raise Unopened(f"no client could decrypt the sum ({reason})")
@@ -261,12 +279,6 @@ def pile_up(updates: Sequence[Update]) -> list[Pile]:
             pile.members.append(position)
             pile.vectors.append(vector)
     return list(piles.values())
-
-
-def without(replies: Replies, reason: str) -> Replies:
-    """Return no update at all, and why."""
-    dropped = [*replies.dropped, *(Dropped(u.client, reason) for u in replies.updates)]
-    return replace(replies, updates=[], dropped=sorted(dropped, key=lambda d: d.client))
 
 
 def rebuilt(

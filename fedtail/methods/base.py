@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, Update
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+from fedtail.reduce import Reduced
 
 S = TypeVar("S")
 Action = Callable[[Payload, Client], Payload]
@@ -117,8 +118,8 @@ class Method(Component, Generic[S]):
         """Hold the exchanges of one round."""
         raise NotImplementedError("abstract: derive from FedAvg")
 
-    def aggregate(self, s: S, updates: list[Update], server: Server) -> S:
-        """Return the state after the updates of one exchange (at least one)."""
+    def aggregate(self, s: S, found: Reduced, server: Server) -> S:
+        """Return the state after one exchange, to which at least one client answered."""
         raise NotImplementedError("abstract: derive from FedAvg")
 
     def finalize(self, s: S, server: Server) -> Exchange[S]:

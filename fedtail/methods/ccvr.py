@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from fedtail.forms import Form, Like
+from fedtail.forms import ByClass, Form, Like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split import SplitModel
@@ -26,6 +26,8 @@ from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
 from fedtail.training.moments import class_moments, draw, pooled
+
+POOLED = "it pools the moments of each client's own classes"
 
 
 @Method.register("ccvr")
@@ -63,8 +65,8 @@ class CCVR(FedAvg[ModelState]):
         if not self.samples or not self.head_epochs:
             return s
         question = Payload(grouped("model", s.model))
-        updates = yield [Task(client, "moments", question) for client in server.clients]
-        told = pooled([update.payload.group("moments") for update in updates], server.num_classes)
+        found = yield [Task(client, "moments", question) for client in server.clients]
+        told = pooled([u.payload.group("moments") for u in found.each], server.num_classes)
         features = draw(told, self.samples, server.generator("virtual features"))
         head = train_head(
             unnamed(s.model, server.model).to(server.device),
@@ -80,7 +82,7 @@ class CCVR(FedAvg[ModelState]):
 
     def not_a_sum(self) -> str:
         """Moments about each client's own mean have to be shifted before they are added up."""
-        return "it pools the moments of each client's own classes"
+        return POOLED
 
     # Client half
 
@@ -92,7 +94,7 @@ class CCVR(FedAvg[ModelState]):
             "mean": Like((d,)),
             "covariance": Like((d * (d + 1) // 2,)),
         }
-        return Form().group("moments", rows, classes)
+        return Form().group("moments", rows, ByClass(classes)).singly(POOLED)
 
     @action
     def moments(self, payload: Payload, client: Client) -> Payload:

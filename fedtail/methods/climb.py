@@ -24,8 +24,11 @@ from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Update
+from fedtail.protocol import Payload, Server
+from fedtail.reduce import Reduced
 from fedtail.training.mean_loss import mean_loss
+
+LOSSES = "it weighs clients by their own losses"
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,12 @@ class CLIMB(FedAvg[CLIMBState]):
         """Return the state with all duals 0."""
         return CLIMBState(tensors)
 
-    def weights(self, s: CLIMBState, updates: list[Update], server: Server) -> list[float]:
-        """Return p_k (1 + λ_k − λ̄), none below 0, with λ̄ the mean over the updates."""
-        p = super().weights(s, updates, server)
-        duals = [s.duals.get(str(update.client), 0.0) for update in updates]
-        # A client without samples has no say, also not in the mean.
-        mean = fmean([dual for dual, n in zip(duals, p, strict=True) if n] or [0.0])
-        return [n * max(1 + dual - mean, 0.0) for n, dual in zip(p, duals, strict=True)]
-
-    def aggregate(self, s: CLIMBState, updates: list[Update], server: Server) -> CLIMBState:
+    def aggregate(self, s: CLIMBState, found: Reduced, server: Server) -> CLIMBState:
         """Average by the present duals, then λ_k ← [λ_k + η_D (f_k − f̄ − ε)]_+."""
-        averaged = super().aggregate(s, updates, server)
+        averaged = super().aggregate(s, found.weighed(self.weights(s, found)), server)
         losses = {
             str(u.client): float(u.payload.scalars["loss"])
-            for u in updates
+            for u in found.each
             if u.payload.scalars["samples"]
         }
         if not losses:
@@ -99,9 +94,17 @@ class CLIMB(FedAvg[CLIMBState]):
         server.log("constrained", len(duals))
         return replace(averaged, duals=duals)
 
+    def weights(self, s: CLIMBState, found: Reduced) -> list[float]:
+        """Return p_k (1 + λ_k − λ̄), none below 0, with λ̄ the mean over the updates."""
+        p = [float(update.payload.scalars["samples"]) for update in found.each]
+        duals = [s.duals.get(str(update.client), 0.0) for update in found.each]
+        # A client without samples has no say, also not in the mean.
+        mean = fmean([dual for dual, n in zip(duals, p, strict=True) if n] or [0.0])
+        return [n * max(1 + dual - mean, 0.0) for n, dual in zip(p, duals, strict=True)]
+
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare the model and f_k; a loss may be below 0."""
-        return super().train_form(task, model, classes).numbers(loss=Number())
+        """Declare the model and f_k, of every client its own; a loss may be below 0."""
+        return super().train_form(task, model, classes).numbers(loss=Number()).singly(LOSSES)
 
     def prepare(self, run: LocalRun) -> float:
         """f_k: the loss of the received model."""
@@ -109,7 +112,7 @@ class CLIMB(FedAvg[CLIMBState]):
 
     def not_a_sum(self) -> str:
         """Need every client's own loss."""
-        return "it weighs clients by their own losses"
+        return LOSSES
 
     def reply(self, run: LocalRun) -> Payload:
         """Send f_k too; the weights are the server's, so a sum by samples is not enough."""

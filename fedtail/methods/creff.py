@@ -19,19 +19,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtail.forms import Form
+from fedtail.forms import ByClass, Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Sum, Tensors, Update, grouped
+from fedtail.protocol import Payload, Server, Sum, Tensors, grouped
+from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import (
     ClassGradients,
+    as_gradients,
     augmented_gradients,
     class_gradients,
     grad_group,
     grad_rows,
     linear_head,
-    mean_by_class,
 )
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import (
@@ -108,13 +109,13 @@ class CReFF(FedAvg[CReFFState]):
         payload = super().broadcast(s, server)
         return replace(payload, tensors={**payload.tensors, **grouped("head", s.head or {})})
 
-    def aggregate(self, s: CReFFState, updates: list[Update], server: Server) -> CReFFState:
+    def aggregate(self, s: CReFFState, found: Reduced, server: Server) -> CReFFState:
         """Average w, match the features' gradients with the clients', re-train v̂."""
-        new = super().aggregate(s, updates, server)
+        new = super().aggregate(s, found, server)
         if s.features is None or s.head is None:
             return new
         # Eq. 4: g_c^agg is the plain mean over the clients that hold the class.
-        g = mean_by_class([update.payload.group("grad") for update in updates], server.num_classes)
+        g = as_gradients(found["grad"])
         features = s.features.clone()
         if len(g[0]):
             matched = self.match(features[g[0]], s.head, g, server)
@@ -163,7 +164,9 @@ class CReFF(FedAvg[CReFFState]):
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare w_k and the gradient of each local class."""
         whole = super().train_form(task, model, classes)
-        return whole.group("grad", grad_rows(model.classifier), classes) if self.features else whole
+        if not self.features:
+            return whole
+        return whole.group("grad", grad_rows(model.classifier), ByClass(classes))
 
     def prepare(self, run: LocalRun) -> ClassGradients | None:
         """Real feature gradients (Eq. 3) at (u, v̂) as received, before any local step."""

@@ -73,8 +73,8 @@ class CRTIB(FedAvg[CRTState]):
             memory = {name: m for name, m in s.memory.items() if name not in head}
             s = replace(s, model={**s.model, **head}, memory=memory, retraining=True)
         payload = self.broadcast(s, server)
-        updates = yield [Task(client, "retrain", payload) for client in server.cohort()]
-        return self.aggregate(s, updates, server)
+        found = yield [Task(client, "retrain", payload) for client in server.cohort()]
+        return self.aggregate(s, found, server)
 
     def not_a_sum(self) -> str:
         """Need nothing but the mean of the models."""
@@ -86,9 +86,8 @@ class CRTIB(FedAvg[CRTState]):
         """Declare the head alone."""
         whole = self.train_form(task, model, classes)
         start = f"model/{prefix(model)}"
-        return replace(
-            whole, tensors={n: t for n, t in whole.tensors.items() if n.startswith(start)}
-        )
+        head = {n: look for n, look in whole.tensors.items() if n.startswith(start)}
+        return replace(whole, tensors=head, how={n: whole.how[n] for n in head})
 
     @action
     def retrain(self, payload: Payload, client: Client) -> Payload:

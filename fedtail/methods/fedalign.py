@@ -27,7 +27,8 @@ from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.slim import Slim, last_block, top_singular_value, transmitting_matrix
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Update
+from fedtail.protocol import Payload, Server
+from fedtail.reduce import Reduced
 
 
 @dataclass
@@ -80,12 +81,11 @@ class FedAlign(FedAvg[ModelState]):
                 f"method.block = '{self.block}' is no part of the model, which begins with: {names}"
             ) from None
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average as FedAvg does."""
         if self.mu:
-            gaps = [float(update.payload.scalars["lipschitz_gap"]) for update in updates]
-            server.log("lipschitz_gap", sum(gaps) / len(gaps))
-        return super().aggregate(s, updates, server)
+            server.log("lipschitz_gap", found.mean("lipschitz_gap"))
+        return super().aggregate(s, found, server)
 
     def not_a_sum(self) -> str:
         """Need nothing but the mean of the models; what `aggregate` logs are scalars."""

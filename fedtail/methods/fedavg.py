@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtail.forms import COUNT, SAMPLES, Form, like
+from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Method, action
 from fedtail.models.split import SplitModel
@@ -29,9 +29,9 @@ from fedtail.protocol import (
     Server,
     Task,
     Tensors,
-    Update,
     grouped,
 )
+from fedtail.reduce import Reduced
 from fedtail.training import (
     BatchSampler,
     ClassPrior,
@@ -41,7 +41,6 @@ from fedtail.training import (
     ServerSGD,
     Shuffled,
     normalisable,
-    weighted_mean,
 )
 
 
@@ -132,35 +131,18 @@ class FedAvg(Method[M], Generic[M]):
     def round(self, s: M, server: Server) -> Exchange[M]:
         """One exchange with one cohort."""
         payload = self.broadcast(s, server)
-        updates = yield [Task(client, "train", payload) for client in server.cohort()]
-        return self.aggregate(s, updates, server)
+        found = yield [Task(client, "train", payload) for client in server.cohort()]
+        return self.aggregate(s, found, server)
 
     def broadcast(self, s: M, server: Server) -> Payload:
         """Return what the cohort is sent."""
         prior = {} if s.prior is None else {"prior/counts": s.prior}
         return Payload({**grouped("model", s.model), **prior})
 
-    def aggregate(self, s: M, updates: list[Update], server: Server) -> M:
+    def aggregate(self, s: M, found: Reduced, server: Server) -> M:
         """W ← Σ p_k w_k / Σ p_k, or what the server optimiser makes of it."""
-        weights = self.weights(s, updates, server)
-        if not sum(weights):
-            return s
-        return self.server_step(s, self.average(updates, weights, server), server)
-
-    def average(
-        self, updates: list[Update], weights: list[float], server: Server
-    ) -> dict[str, Tensor]:
-        """Return Σ p_k w_k / Σ p_k, and the buffers that the field says."""
-        mean = weighted_mean([update.payload.group("model") for update in updates], weights)
-        if self.buffers != "first":
-            return mean
-        parameters = server.model.parameter_names()
-        first = updates[0].payload.group("model")
-        return {name: mean[name] if name in parameters else first[name] for name in mean}
-
-    def weights(self, s: M, updates: list[Update], server: Server) -> list[float]:
-        """Return p_k of each update, up to a factor: n_k, the number of its samples."""
-        return [float(update.payload.scalars["samples"]) for update in updates]
+        mean = found["model"]
+        return self.server_step(s, mean, server) if mean else s
 
     def server_step(self, s: M, mean: Tensors, server: Server) -> M:
         """Give the parameters to the server optimiser; buffers take the mean itself.
@@ -189,8 +171,12 @@ class FedAvg(Method[M], Generic[M]):
     # Client half
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare the model, and how many samples and steps it was trained on."""
-        return Form().group("model", like(model.live())).numbers(samples=SAMPLES, steps=COUNT)
+        """Declare the model, averaged by samples, and how much it was trained."""
+        form = Form().group("model", like(model.live()))
+        if self.buffers == "first":
+            buffers = like((n, t) for n, t in model.live() if n not in model.parameter_names())
+            form = form.group("model", buffers, First())
+        return form.numbers(samples=SAMPLES, steps=COUNT)
 
     def inform_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare what the prior asks for."""

@@ -20,15 +20,20 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
+from fedtail.forms import Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, Update
+from fedtail.protocol import Payload, Server, Tensors
+from fedtail.reduce import Reduced
 from fedtail.rng import contained
 from fedtail.training import LocalTraining, Shuffled, weighted_mean
 from fedtail.training.distillation import distil, divergence, held, predictions
 
 Models = Sequence[dict[str, Tensor]]
+
+
+DRAWN = "it draws models from all clients' own"
 
 
 @Method.register("fedbe")
@@ -68,12 +73,12 @@ class FedBE(FedAvg[ModelState]):
 
     def not_a_sum(self) -> str:
         """Need every client's own model."""
-        return "it draws models from all clients' own"
+        return DRAWN
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average, draw, and distil all of them into the average."""
-        new = super().aggregate(s, updates, server)
-        uploads = [u.payload.group("model") for u in updates if u.payload.scalars["samples"]]
+        new = super().aggregate(s, found, server)
+        uploads = [u.payload.group("model") for u in found.each if u.payload.scalars["samples"]]
         if not self.distil_epochs or not uploads:
             return new
         x, model = held(server).x, server.model
@@ -145,6 +150,10 @@ class FedBE(FedAvg[ModelState]):
         return model.tensors()
 
     # Client half
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, of every client its own."""
+        return super().train_form(task, model, classes).singly(DRAWN)
 
     def reply(self, run: LocalRun) -> Payload:
         """Send the model to be seen by itself: the sum of models says nothing of their spread."""

@@ -18,11 +18,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtail.forms import Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.protocol import Payload, Server, Tensors, Update
+from fedtail.models.split import SplitModel
+from fedtail.protocol import Payload, Server, Tensors
+from fedtail.reduce import Reduced
 from fedtail.training import LocalTraining
 from fedtail.training.distillation import distil, divergence, held, predictions
+
+TEACHERS = "every client's own model is a teacher"
 
 
 @Method.register("feddf")
@@ -50,12 +55,12 @@ class FedDF(FedAvg[ModelState]):
 
     def not_a_sum(self) -> str:
         """Need every client's own model."""
-        return "every client's own model is a teacher"
+        return TEACHERS
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average, then distil the ensemble into the average."""
-        new = super().aggregate(s, updates, server)
-        voices = [u.payload.group("model") for u in updates if u.payload.scalars["samples"]]
+        new = super().aggregate(s, found, server)
+        voices = [u.payload.group("model") for u in found.each if u.payload.scalars["samples"]]
         if not self.distil_steps or not voices:
             return new
         return replace(new, model=self.fused(new.model, voices, server))
@@ -92,6 +97,10 @@ class FedDF(FedAvg[ModelState]):
         return model.tensors()
 
     # Client half
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, of every client its own."""
+        return super().train_form(task, model, classes).singly(TEACHERS)
 
     def reply(self, run: LocalRun) -> Payload:
         """Send the model to be seen by itself: a sum of models is no ensemble."""

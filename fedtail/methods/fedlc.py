@@ -26,7 +26,8 @@ from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.metrics.deviation import Deviation, head_deviation
 from fedtail.models.split import Output, SplitModel
-from fedtail.protocol import Payload, Server, Update
+from fedtail.protocol import Payload, Server
+from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import linear_head
 
 
@@ -69,18 +70,15 @@ class FedLC(FedAvg[ModelState]):
             linear_head(base.classifier)
         return base
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average, and log the deviation if it was measured."""
-        if self.deviation and updates:
-            sums = {
-                name: sum(float(update.payload.scalars[name]) for update in updates)
-                for name in ("samples", "absent_push", *SIDES, *(f"{side}_log" for side in SIDES))
-            }
-            server.log("absent_push", sums["absent_push"] / sums["samples"])
+        if self.deviation:
+            server.log("absent_push", found.total("absent_push") / found.total("samples"))
             for side in SIDES:
-                if sums[side]:
-                    server.log(f"deviation_{side}", math.exp(sums[f"{side}_log"] / sums[side]))
-        return super().aggregate(s, updates, server)
+                classes = found.total(side)
+                if classes:
+                    server.log(f"deviation_{side}", math.exp(found.total(f"{side}_log") / classes))
+        return super().aggregate(s, found, server)
 
     def not_a_sum(self) -> str:
         """Need nothing but the mean of the models, and of what was measured."""

@@ -17,13 +17,13 @@ import torch
 from pydantic import Field, model_validator
 
 from fedtail.errors import FedtailError
-from fedtail.forms import Form, Number
+from fedtail.forms import Form, Mean, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import LocalRun, ModelState
 from fedtail.methods.fedprox import FedProx
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Update
-from fedtail.training import weighted_mean
+from fedtail.protocol import Payload, Server
+from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd
 
 
@@ -37,7 +37,7 @@ class FedNova(FedProx):
         "Optimization, NeurIPS 2020"
     )
     needs: ClassVar[tuple[str, ...]] = ("local SGD",)
-    traffic: ClassVar[str] = "one number up"
+    traffic: ClassVar[str] = "two numbers up"
 
     mu: float = Field(0.0, ge=0, description="μ of FedProx's term in the local loss")
 
@@ -56,39 +56,47 @@ class FedNova(FedProx):
         return "it weighs clients by their own numbers of steps"
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare w_k and a_k."""
-        return super().train_form(task, model, classes).numbers(a=Number(low=0))
+        """Declare w_k, weighed by n_k / a_k, and what τ_eff and γ are sums of."""
+        whole, share = super().train_form(task, model, classes), Mean(by="share")
+        means = {f"model/{name}": share for name in model.parameter_names()}
+        form = replace(whole, how={**whole.how, **means})
+        return form.numbers(share=Number(low=0), work=Number(low=0))
+
+    def a(self, steps: int, round: int, rounds: int) -> float:
+        """‖a_k‖₁, what so many steps of a round amount to."""
+        local, rate = self.local, self.local.rate(round, rounds)
+        return effective_steps(steps, local.momentum, local.nesterov, rate * self.mu)
+
+    def unit(self, round: int, rounds: int) -> float:
+        """Return the a of fixed steps: with it as the unit, n_k / a_k is n_k for equal steps."""
+        return self.a(self.local.steps or 1, round, rounds)
 
     def reply(self, run: LocalRun) -> Payload:
-        """Send w_k and a_k = ‖a_k‖₁."""
-        sent = super().reply(run)
-        local, rate = self.local, self.local.rate(run.client.round, run.client.rounds)
-        a = effective_steps(run.steps, local.momentum, local.nesterov, rate * self.mu)
-        # n_k / a_k, not n_k, is what a client weighs: its model cannot be summed unseen.
-        return replace(sent, scalars={**sent.scalars, "a": a}, summable=frozenset())
+        """Send w_k, n_k / a_k in units, and n_k a_k."""
+        sent, n, at = (
+            super().reply(run),
+            len(run.client.data),
+            (run.client.round, run.client.rounds),
+        )
+        a = self.a(run.steps, *at)
+        # With a proximal term, the authors' τ_eff is the mean number of steps, not of a.
+        taken = float(run.steps) if self.mu else a
+        facts = {"share": n * (self.unit(*at) / a) if n else 0.0, "work": n * taken}
+        return replace(sent, scalars={**sent.scalars, **facts}, summable=frozenset())
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """W ← w + τ_eff Σ p_k (w_k − w) / a_k.
 
         That is γ of the way to m, with m = Σ (p_k / a_k) w_k / Σ (p_k / a_k) and
-        γ = τ_eff Σ p_k / a_k: for equal a_k the average of FedAvg, to the last bit.
+        γ = τ_eff Σ p_k / a_k: for equal steps the average of FedAvg, to the last bit.
         """
-        n = self.weights(s, updates, server)
-        a = [float(update.payload.scalars["a"]) for update in updates]
-        if not sum(n):
+        n, mean = found.total("samples"), found["model"]
+        if not n:
             return s
-        # A client without samples did no steps and weighs nothing; the unit of a is arbitrary.
-        unit = max(a)
-        weights = [n_k * (unit / a_k) if n_k else 0.0 for n_k, a_k in zip(n, a, strict=True)]
-        # With a proximal term, the authors' τ_eff is the mean number of steps, not of a.
-        taken = [float(u.payload.scalars["steps"]) for u in updates] if self.mu else a
-        tau = sum(n_k * (t_k / unit) for n_k, t_k in zip(n, taken, strict=True))
-        gamma = tau * sum(weights) / (sum(n) * sum(n))
-        server.log("tau_eff", tau * unit / sum(n))
+        tau = found.total("work") / n
+        gamma = tau * found.total("share") / (n * self.unit(server.round, server.rounds))
+        server.log("tau_eff", tau)
         server.log("gamma", gamma)
-        mean = self.average(updates, n, server)
-        models = [update.payload.group("model") for update in updates]
-        m = weighted_mean(models, weights)
         for name in server.model.parameter_names():
-            mean[name] = m[name] if gamma == 1 else torch.lerp(s.model[name], m[name], gamma)
+            mean[name] = mean[name] if gamma == 1 else torch.lerp(s.model[name], mean[name], gamma)
         return self.server_step(s, mean, server)

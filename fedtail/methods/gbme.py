@@ -13,7 +13,7 @@ group, under the balanced softmax of Π (Eq. 7).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Literal, Self, cast
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
-from fedtail.forms import COUNT, SAMPLES, Form, Number, like
+from fedtail.forms import Form, Number, renamed
 from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
@@ -38,11 +38,13 @@ from fedtail.protocol import (
     Server,
     Sum,
     Task,
-    Update,
     grouped,
 )
-from fedtail.training import ClassPrior, ProxyPrior, weighted_mean
+from fedtail.reduce import Reduced
+from fedtail.training import ClassPrior, ProxyPrior
 from fedtail.training.priors import counts_form
+
+LABELS = "grouping = 'label' reads each client's own class counts"
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class GBME(FedAvg[GBMEState]):
         else:
             s = yield from super().setup(s, server)
         if self.grouping == "label":
-            updates = yield [Task(client, "tell_labels", Payload()) for client in server.clients]
-            told = {u.client: u.payload.tensors["counts/classes"].float() for u in updates}
+            found = yield [Task(client, "tell_labels", Payload()) for client in server.clients]
+            told = {u.client: u.payload.tensors["counts/classes"].float() for u in found.each}
             absent = torch.zeros(server.num_classes)
             counts = torch.stack([told.get(client, absent) for client in server.clients])
             likeness = similarity(counts, counts.sum(dim=0))
@@ -146,12 +148,12 @@ class GBME(FedAvg[GBMEState]):
             return (yield from super().round(s, server))
         sent = self.broadcast(s, server)
         payloads = [Payload(sent.tensors, {"expert": i}) for i in range(self.experts)]
-        updates = yield [
+        found = yield [
             Task(client, "train_expert", payload)
             for i, payload in enumerate(payloads)
             for client in self.draw(i, s.groups, server)
         ]
-        return self.aggregate(s, updates, server)
+        return self.aggregate(s, found, server)
 
     def draw(self, i: int, groups: Sequence[Sequence[ClientId]], server: Server) -> list[ClientId]:
         """Return R distinct clients: αR of group i, the others of the other groups."""
@@ -162,60 +164,41 @@ class GBME(FedAvg[GBMEState]):
         inside = server.cohort(own, groups[i], f"expert {i}: group")
         return sorted(inside + server.cohort(size - own, others, f"expert {i}: others"))
 
-    def aggregate(self, s: GBMEState, updates: list[Update], server: Server) -> GBMEState:
+    def aggregate(self, s: GBMEState, found: Reduced, server: Server) -> GBMEState:
         """Average the trunk over all uploads, expert i over its own, by sample counts."""
-        if "expert" not in updates[0].payload.scalars:
-            return super().aggregate(s, updates, server)
-        model = cast(ExpertModel, server.model)
-        parameters = model.parameter_names()
-        new = self.mean(updates, "model", parameters)
-        for i in range(self.experts):
-            own = [u for u in updates if u.payload.scalars["expert"] == i]
-            server.log(f"uploads_{i}", len(own))
-            names = shared_names(model, i)
-            trained = frozenset(short for short, name in names.items() if name in parameters)
-            mean = self.mean(own, "expert", trained)
-            new |= {names[short]: tensor for short, tensor in mean.items()}
+        new, uploads = found["model"], [found.count("expert", i) for i in range(self.experts)]
+        for i, count in enumerate(uploads if any(uploads) else []):
+            server.log(f"uploads_{i}", count)
+            names = shared_names(cast(ExpertModel, server.model), i)
+            new |= {names[short]: t for short, t in found["expert", i].items()}
         return self.server_step(s, new, server)
 
     def not_a_sum(self) -> str:
         """Look at clients one by one to group them; a noisy index may be looked at."""
         if self.grouping == "label":
-            return "grouping = 'label' reads each client's own class counts"
+            return LABELS
         if isinstance(self.prior, ProxyPrior) and not self.prior.noisy:
             return "its prior reads each client's own index; gbme-p sends it with noise"
         return super().not_a_sum()
 
-    def mean(
-        self, updates: Sequence[Update], group: str, parameters: Iterable[str]
-    ) -> dict[str, Tensor]:
-        """Return Σ n_k w_k / Σ n_k of one group, nothing if there are no samples."""
-        weights = [float(update.payload.scalars["samples"]) for update in updates]
-        if not sum(weights):
-            return {}
-        sent = [update.payload.group(group) for update in updates]
-        mean = weighted_mean(sent, weights)
-        if self.buffers == "first":
-            return {n: mean[n] if n in parameters else sent[0][n] for n in mean}
-        return mean
-
     # Client half
 
     def tell_labels_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare the class counts."""
-        return counts_form(classes)
+        """Declare the class counts, of every client its own."""
+        return counts_form(classes).singly(LABELS)
 
     def train_expert_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the trunk and the expert that was asked for."""
-        i = int(task.scalars["expert"])
-        live = like(model.live())
+        i, whole = int(task.scalars["expert"]), self.train_form(task, model, classes)
         names = shared_names(cast(ExpertModel, model), i)
-        return (
-            Form()
-            .group("model", {n: t for n, t in live.items() if n.startswith("trunk.")})
-            .group("expert", {short: live[name] for short, name in names.items()})
-            .numbers(samples=SAMPLES, steps=COUNT, expert=Number(i, i, whole=True))
+        own = {f"model/{name}": f"expert/{short}" for short, name in names.items()}
+        kept = [n for n in whole.tensors if n.startswith("model/trunk.") or n in own]
+        part = replace(
+            whole,
+            tensors={n: whole.tensors[n] for n in kept},
+            how={n: whole.how[n] for n in kept},
         )
+        return renamed(part, own, "expert").numbers(expert=Number(i, i, whole=True))
 
     @action
     def tell_labels(self, payload: Payload, client: Client) -> Payload:

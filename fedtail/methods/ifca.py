@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar, cast
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtail.forms import Form, Number
+from fedtail.forms import Form, Like, Number, Total, renamed
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.ensemble import Ensemble, as_member, of_member
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, Update, grouped
+from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
+from fedtail.reduce import Reduced
 from fedtail.training.mean_loss import mean_loss
 
 T = TypeVar("T")
@@ -37,11 +39,11 @@ class IFCAState(ModelState):
 
     Attributes
     ----------
-    chosen
-        The cluster that each client chose last and the number of its samples, by its id.
+    held
+        How many samples the clients have together that chose a cluster last; none before round 1.
     """
 
-    chosen: dict[str, list[int]] = field(default_factory=dict)
+    held: Tensor | None = None
 
 
 @Method.register("ifca")
@@ -96,37 +98,26 @@ class IFCA(FedAvg[IFCAState]):
         heads = tuple(f"{head}." for head in model.head_names)
         return frozenset(name for name in model.names() if name.startswith(heads))
 
-    def aggregate(self, s: IFCAState, updates: list[Update], server: Server) -> IFCAState:
+    def aggregate(self, s: IFCAState, found: Reduced, server: Server) -> IFCAState:
         """Average within each cluster; what clusters share, over all."""
         single = replace(server, model=one_of(server.model))
-        own = self.own_names(single.model)
-        whole = self.averaged(0, s, updates if self.shared_trunk else [], single)
         model, memory = dict(s.model), dict(s.memory)
         for i in range(self.clusters):
-            mine = [u for u in updates if u.payload.scalars["cluster"] == i]
-            server.log(f"clients_{i}", len(mine))
-            part = self.averaged(i, s, mine, single)
-            model |= as_member(i, {**part.model, **without(own, whole.model)})
-            memory |= as_member(i, {**part.memory, **without(own, whole.memory)})
-        chosen = {
-            str(u.client): [int(u.payload.scalars["cluster"]), int(u.payload.scalars["samples"])]
-            for u in updates
-        }
-        return replace(s, model=model, memory=memory, chosen={**s.chosen, **chosen})
-
-    def averaged(self, i: int, s: IFCAState, updates: list[Update], server: Server) -> IFCAState:
-        """Return model i and its memory after some updates; without any, as they are."""
-        part = replace(s, model=of_member(i, s.model), memory=of_member(i, s.memory))
-        return super().aggregate(part, updates, server) if updates else part
+            part = replace(s, model=of_member(i, s.model), memory=of_member(i, s.memory))
+            part = self.server_step(part, found["model"] | found["own", i], single)
+            model |= as_member(i, part.model)
+            memory |= as_member(i, part.memory)
+            server.log(f"clients_{i}", found.count("own", i))
+        moved = found["held"]["samples"]
+        held = moved if s.held is None else s.held + moved
+        return replace(s, model=model, memory=memory, held=held)
 
     def eval_model(self, s: IFCAState) -> Tensors:
         """Return the model of the cluster with the most samples, or all k."""
         if self.test == "ensemble" and self.clusters > 1:
             return s.model
-        held = [0] * self.clusters
-        for cluster, samples in s.chosen.values():
-            held[cluster] += samples
-        return of_member(held.index(max(held)), s.model)
+        largest = 0 if s.held is None else int(s.held.argmax())
+        return of_member(largest, s.model)
 
     def not_a_sum(self) -> str:
         """Need to know who chose which cluster."""
@@ -135,9 +126,13 @@ class IFCA(FedAvg[IFCAState]):
     # Client half
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare one model and the cluster it is of."""
+        """Declare what clusters share, what they do not, the cluster, and who moved where."""
+        whole, own = super().train_form(task, one_of(model), classes), self.own_names(one_of(model))
+        mine = {f"model/{name}": f"own/{name}" for name in own}
+        form = renamed(whole, mine, "cluster")
+        held = {"samples": Like((self.clusters,), torch.int64)}
         cluster = Number(0, self.clusters - 1, whole=True)
-        return super().train_form(task, one_of(model), classes).numbers(cluster=cluster)
+        return form.group("held", held, Total()).numbers(cluster=cluster)
 
     @action
     def train(self, payload: Payload, client: Client) -> Payload:
@@ -160,9 +155,19 @@ class IFCA(FedAvg[IFCAState]):
         return Payload({**grouped("model", model), **prior}, {"cluster": i})
 
     def reply(self, run: LocalRun) -> Payload:
-        """Send the cluster's number too; the sum that the server needs is that of a cluster."""
-        whole = super().reply(run)
-        return Payload(whole.tensors, {**whole.scalars, **run.payload.scalars})
+        """Send the cluster's number too, and which samples moved there from where."""
+        whole, i = super().reply(run), int(run.payload.scalars["cluster"])
+        own, n = self.own_names(run.model), len(run.client.data)
+        tensors = {
+            f"own/{name}" if name in own else f"model/{name}": t
+            for name, t in whole.group("model").items()
+        }
+        now = torch.zeros(self.clusters, dtype=torch.int64)
+        now[i] = 1
+        before = run.client.state.get("held", torch.zeros_like(now))
+        run.client.state["held"] = n * now
+        moved = {"held/samples": n * now - before}
+        return Payload({**tensors, **moved}, {**whole.scalars, "cluster": i})
 
     @action
     def inform(self, payload: Payload, client: Client) -> Payload:

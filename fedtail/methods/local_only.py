@@ -17,11 +17,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedtail.forms import COUNT, SAMPLES, Form, like
+from fedtail.forms import COUNT, SAMPLES, Form, Mean, like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, Update, grouped
+from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, grouped
+from fedtail.reduce import Reduced
+
+ALONE = "nothing is added up"
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class LocalOnly(FedAvg[LocalOnlyState]):
 
     def round(self, s: LocalOnlyState, server: Server) -> Exchange[LocalOnlyState]:
         """Have the cohort train, each client its own model."""
-        updates = yield self.tasks("train", server.cohort(), s, server)
-        return self.aggregate(s, updates, server)
+        found = yield self.tasks("train", server.cohort(), s, server)
+        return self.aggregate(s, found, server)
 
     def tasks(
         self, action: str, clients: Sequence[ClientId], s: LocalOnlyState, server: Server
@@ -71,9 +74,9 @@ class LocalOnly(FedAvg[LocalOnlyState]):
         again = Payload(rest)
         return [Task(k, action, again if str(k) in s.samples else first) for k in clients]
 
-    def aggregate(self, s: LocalOnlyState, updates: list[Update], server: Server) -> LocalOnlyState:
+    def aggregate(self, s: LocalOnlyState, found: Reduced, server: Server) -> LocalOnlyState:
         """Note who has trained; there is nothing to average."""
-        told = {str(u.client): int(u.payload.scalars["samples"]) for u in updates}
+        told = {str(u.client): int(u.payload.scalars["samples"]) for u in found.each}
         return replace(s, samples={**s.samples, **told})
 
     def finalize(self, s: LocalOnlyState, server: Server) -> Exchange[LocalOnlyState]:
@@ -81,8 +84,8 @@ class LocalOnly(FedAvg[LocalOnlyState]):
         if not s.samples:
             return s
         largest = min(map(int, s.samples), key=lambda k: (-s.samples[str(k)], k))
-        updates = yield [Task(largest, "show", Payload())]
-        return replace(s, model=updates[0].payload.group("model"))
+        found = yield [Task(largest, "show", Payload())]
+        return replace(s, model=found.each[0].payload.group("model"))
 
     def personal(self, s: LocalOnlyState, server: Server) -> list[Task]:
         """Have every client's model tested; of those that have not trained, the initial one."""
@@ -90,7 +93,7 @@ class LocalOnly(FedAvg[LocalOnlyState]):
 
     def not_a_sum(self) -> str:
         """Need nothing of the clients."""
-        return "nothing is added up"
+        return ALONE
 
     # Client half
 
@@ -107,12 +110,12 @@ class LocalOnly(FedAvg[LocalOnlyState]):
         return Payload(scalars={"samples": len(run.client.data), "steps": run.steps})
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare how much was done, and no model."""
-        return Form().numbers(samples=SAMPLES, steps=COUNT)
+        """Declare how much was done, of every client its own, and no model."""
+        return Form().numbers(samples=SAMPLES, steps=COUNT).singly(ALONE)
 
     def show_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model."""
-        return Form().group("model", like(model.live()))
+        return Form().group("model", like(model.live()), Mean(by="")).singly(ALONE)
 
     @action
     def show(self, payload: Payload, client: Client) -> Payload:

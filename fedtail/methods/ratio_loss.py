@@ -24,7 +24,8 @@ from fedtail.losses import LocalLoss, WeightedCrossEntropy
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Update
+from fedtail.protocol import Payload, Server
+from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import batch_gradients, linear_head
 from fedtail.training.distillation import distil, held
 
@@ -87,9 +88,9 @@ class RatioLoss(FedAvg[RatioState]):
         told = {} if s.weights is None else {"weights/classes": s.weights}
         return replace(sent, tensors={**sent.tensors, **told})
 
-    def aggregate(self, s: RatioState, updates: list[Update], server: Server) -> RatioState:
+    def aggregate(self, s: RatioState, found: Reduced, server: Server) -> RatioState:
         """Average; and take R at the model that the clients received, for the next round (code)."""
-        new = super().aggregate(s, updates, server)
+        new = super().aggregate(s, found, server)
         r = torch.zeros(server.num_classes)
         if self.beta:
             server.model.load(s.model)

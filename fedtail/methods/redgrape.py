@@ -19,18 +19,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fedtail.forms import COUNT, Form, Number
+from fedtail.forms import COUNT, ByClass, Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import Output, SplitModel
-from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, Update, grouped
+from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, grouped
+from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import Statistics, balanced_set, constant_features
 from fedtail.training.class_gradients import (
     class_gradients,
     grad_rows,
     linear_head,
-    mean_by_class,
 )
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import as_table, no_prototypes, renewed, sum_outside
@@ -164,16 +164,14 @@ class RedGrape(FedAvg[RedGrapeState]):
         sent = super().broadcast(s, server)
         return replace(sent, tensors={**sent.tensors, **grouped("proto", s.prototypes)})
 
-    def aggregate(self, s: RedGrapeState, updates: list[Update], server: Server) -> RedGrapeState:
+    def aggregate(self, s: RedGrapeState, found: Reduced, server: Server) -> RedGrapeState:
         """Average P, W, Ŵ by samples (Eq. 14) and g_c over those who hold class c (Eq. 15)."""
-        reported = mean_by_class([u.payload.group("grad") for u in updates], server.num_classes)
-        prototypes = renewed(s.prototypes, as_table(reported))
+        prototypes = renewed(s.prototypes, found["grad"])
         server.log("prototypes", len(prototypes["classes"]))
         server.log("lam", self.lam * self.lam_schedule.factor(server.round, server.rounds))
         for name in ("balanced_classes", "local_norm", "balanced_norm", "cosine"):
-            each = [float(update.payload.scalars[name]) for update in updates]
-            server.log(name, sum(each) / len(each))
-        return replace(super().aggregate(s, updates, server), prototypes=prototypes)
+            server.log(name, found.mean(name))
+        return replace(super().aggregate(s, found, server), prototypes=prototypes)
 
     def not_a_sum(self) -> str:
         """Means of the models and, class by class, of the gradients are all it needs."""
@@ -193,7 +191,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         return (
             super()
             .train_form(task, model, classes)
-            .group("grad", grad_rows(model.classifier), classes)
+            .group("grad", grad_rows(model.classifier), ByClass(classes))
             .numbers(balanced_classes=COUNT, local_norm=norm, balanced_norm=norm, cosine=Number())
         )
 

@@ -18,12 +18,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedtail.forms import Form, like
+from fedtail.forms import Form, Mean, Number, like
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, Update, grouped
-from fedtail.training import weighted_mean
+from fedtail.protocol import Payload, Server, Tensors, grouped
+from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd
 
 
@@ -93,22 +93,16 @@ class Scaffold(FedAvg[ScaffoldState]):
         sent = super().broadcast(s, server)
         return replace(sent, tensors={**sent.tensors, **grouped("control", s.control)})
 
-    def weights(self, s: ScaffoldState, updates: list[Update], server: Server) -> list[float]:
-        """Return 1 for every client that has samples, or how many it has."""
-        samples = super().weights(s, updates, server)
-        return samples if self.weighted else [float(n > 0) for n in samples]
-
-    def aggregate(self, s: ScaffoldState, updates: list[Update], server: Server) -> ScaffoldState:
+    def aggregate(self, s: ScaffoldState, found: Reduced, server: Server) -> ScaffoldState:
         """X ← x + η_g mean(y_k − x), c ← c + (S/K) mean(c_k⁺ − c_k) (lines 16 and 17)."""
-        weights = self.weights(s, updates, server)
-        if not sum(weights):
+        change = found["control"]
+        if not change:
             return s
-        change = weighted_mean([update.payload.group("control") for update in updates], weights)
-        share = sum(weight > 0 for weight in weights) / len(server.clients)
+        share = found.total("trained") / len(server.clients)
         control = {name: c + share * change[name] for name, c in s.control.items()}
         server.log("control_norm", norm(control))
         server.log("control_change", norm(change))
-        return replace(super().aggregate(s, updates, server), control=control)
+        return replace(super().aggregate(s, found, server), control=control)
 
     def not_a_sum(self) -> str:
         """Need means by samples, if the field says so."""
@@ -119,9 +113,13 @@ class Scaffold(FedAvg[ScaffoldState]):
     # Client half
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare y and c_k⁺ − c_k."""
+        """Declare y and c_k⁺ − c_k, and whether there was anything to train on."""
+        how = Mean() if self.weighted else Mean(by="")
+        whole = super().train_form(task, model, classes)
+        means = {n: how if isinstance(old, Mean) else old for n, old in whole.how.items()}
         control = like(model.trainable().items())
-        return super().train_form(task, model, classes).group("control", control)
+        trained = Number(0, 1, whole=True)
+        return replace(whole, how=means).group("control", control, how).numbers(trained=trained)
 
     def prepare(self, run: LocalRun) -> Control:
         """Take c from the message and c_k from the client's own state."""
@@ -157,6 +155,7 @@ class Scaffold(FedAvg[ScaffoldState]):
         return replace(
             sent,
             tensors={**sent.tensors, **grouped("control", change)},
+            scalars={**sent.scalars, "trained": int(len(run.client.data) > 0)},
             summable=frozenset({"model", "control"}) if self.weighted else frozenset(),
         )
 

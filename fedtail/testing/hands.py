@@ -88,7 +88,7 @@ class Recorder(Solo):
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
         """Do the jobs and keep them with what came of each."""
-        done = super().perform(jobs)
+        done = list(super().perform(jobs))
         self.waves.append(list(zip(jobs, done, strict=True)))
         return done
 
@@ -108,7 +108,7 @@ class Spoiler(Solo):
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
         """Do the jobs, and spoil."""
-        done = super().perform(jobs)
+        done = list(super().perform(jobs))
         return [self.spoil(d) if self.which(job) else d for job, d in zip(jobs, done, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """What methods share: local training, batches, priors, averages, server optimisers."""
 
 from fedtail.training.average import weighted_mean
-from fedtail.training.class_gradients import class_gradients, mean_by_class
+from fedtail.training.class_gradients import class_gradients
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior
 from fedtail.training.proxy import PrivateProxyPrior, ProxyPrior
@@ -36,7 +36,6 @@ __all__ = [
     "Shuffled",
     "StepDecay",
     "class_gradients",
-    "mean_by_class",
     "normalisable",
     "weighted_mean",
 ]

@@ -7,7 +7,7 @@ and over the clients that hold the class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -148,32 +148,6 @@ def grad_rows(head: nn.Module) -> dict[str, Like]:
     return like(linear_head(head).named_parameters())
 
 
-def mean_by_class(groups: Sequence[Tensors], num_classes: int) -> ClassGradients:
-    """Return the unweighted mean of each class over the clients that reported it.
-
-    Parameters
-    ----------
-    groups
-        Of each client the tensors ``classes``, ``weight`` and, if the head has one, ``bias``.
-    num_classes
-        Rows of any other class are left out.
-
-    Returns
-    -------
-    ClassGradients
-        The classes that at least one client reported, and their means; the caller keeps what it
-        has of the others. Sums are made in float64, one class at a time.
-    """
-    seen = torch.unique(torch.cat([group["classes"] for group in groups]))
-    classes = seen[(seen >= 0) & (seen < num_classes)]
-    where = [[group["classes"] == c for group in groups] for c in classes]
-
-    def mean(name: str) -> Tensor:
-        first = groups[0][name]
-        result = first.new_empty(len(classes), *first.shape[1:])
-        for row, masks in zip(result, where, strict=True):
-            rows = [group[name][mask] for group, mask in zip(groups, masks, strict=True)]
-            row.copy_(torch.cat(rows).mean(dim=0, dtype=torch.float64))
-        return result
-
-    return classes, mean("weight"), mean("bias") if "bias" in groups[0] else None
+def as_gradients(table: Tensors) -> ClassGradients:
+    """Return class gradients that came by name: the inverse of `grad_group`."""
+    return table["classes"], table["weight"], table.get("bias")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.config import Component, Registry
-from fedtail.forms import Form, Like
+from fedtail.forms import Form, Like, Total
 from fedtail.models.split import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Sum, Task, Tensors
 from fedtail.training.local import LocalTraining
@@ -60,9 +60,8 @@ class GlobalPrior(ClassPrior):
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Sum the counts that the clients report."""
         question = Payload()
-        updates = yield [Task(client, "inform", question) for client in server.clients]
-        counts = [update.payload.tensors["counts/classes"] for update in updates]
-        return torch.stack(counts).sum(dim=0).to(torch.float32)
+        found = yield [Task(client, "inform", question) for client in server.clients]
+        return found["counts"]["classes"].to(torch.float32)
 
     def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
         """Report the local class counts."""
@@ -83,4 +82,5 @@ class GlobalPrior(ClassPrior):
 
 def counts_form(classes: int) -> Form:
     """Return the form of a client's class counts, which are not more than its samples."""
-    return Form().group("counts", {"classes": Like((classes,), torch.int64, low=0, counted=True)})
+    counts = {"classes": Like((classes,), torch.int64, low=0, counted=True)}
+    return Form().group("counts", counts, Total())

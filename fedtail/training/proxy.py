@@ -84,10 +84,10 @@ class ProxyPrior(ClassPrior):
         """Return the estimated class counts, from what clients add to Π and nothing else."""
         self.announce(server)
         question = Payload(grouped("model", model), {"summed": True})
-        updates = yield [Task(client, "inform", question) for client in server.clients]
-        positive = torch.stack([update.payload.tensors["gpi/classes"] for update in updates])
-        samples = torch.tensor([float(update.payload.scalars["samples"]) for update in updates])
-        return self.estimate(mean_index(positive.double(), samples), float(samples.sum()))
+        found = yield [Task(client, "inform", question) for client in server.clients]
+        # Eq. 5 is a mean by samples; if nobody has any, nothing is known.
+        gpi = found["gpi"].get("classes", torch.zeros(server.num_classes))
+        return self.estimate(gpi, found.total("samples"))
 
     def announce(self, server: Server) -> None:
         """Say what the exchange will cost."""
@@ -101,11 +101,11 @@ class ProxyPrior(ClassPrior):
         """Hold the preliminary exchange with every client, and keep each one's index."""
         self.announce(server)
         question = Payload(grouped("model", model))
-        updates = yield [Task(client, "inform", question) for client in server.clients]
+        found = yield [Task(client, "inform", question) for client in server.clients]
         omega = torch.zeros(len(server.clients), server.num_classes)
         samples = torch.zeros(len(server.clients))
         row = {client: k for k, client in enumerate(server.clients)}
-        for update in updates:
+        for update in found.each:
             sent = update.payload.tensors
             k = row[update.client]
             omega[k] = sent["lpi/classes"] if self.upload == "index" else lpi(sent["layer/weight"])
@@ -153,6 +153,7 @@ class ProxyPrior(ClassPrior):
         facts = Form().numbers(samples=SAMPLES)
         if "summed" in task.scalars:
             return facts.group("gpi", {"classes": Like((classes,), low=0)})
+        facts = facts.singly("its prior reads each client's own index", self.noisy)
         if self.upload == "index":
             return facts.group("lpi", {"classes": Like((classes,))})
         return facts.group("layer", {"weight": Like(tuple(mean_head(model).shape))})

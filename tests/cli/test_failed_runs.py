@@ -33,10 +33,10 @@ class Typos(FedAvg):
         if run.client.round == 2 and broken("all clients"):
             return clientt
 
-    def aggregate(self, s, updates, server):
+    def aggregate(self, s, found, server):
         if server.round == 2 and broken("server"):
             Path("no such file").read_text()
-        return super().aggregate(s, updates, server)
+        return super().aggregate(s, found, server)
 '''
 CLIENT, SERVER = (
     PLUGIN[: PLUGIN.index(text)].count("\n") + 1 for text in ("clientt\n", 'Path("no')

@@ -128,8 +128,7 @@ def test_a_folder_whose_list_is_none_is_refused(listed: str) -> None:
 def test_an_interrupted_run_says_how_to_go_on_with_its_plug_ins() -> None:
     words = [*QUICK, "--plugin", "plug.py", "--method", "marking", "--out", "mine"]
     Path("plug.py").write_text(
-        MARKING
-        + "\n    def aggregate(self, s, updates, server):\n        raise KeyboardInterrupt\n"
+        MARKING + "\n    def aggregate(self, s, found, server):\n        raise KeyboardInterrupt\n"
     )
     stopped = fedtail("run", *words)
     assert stopped.code == 130

@@ -32,7 +32,7 @@ class Remembering(FedAvg[ModelState]):
 
     def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         looks = {"count": Like((1,)), "drawn": Like((3,)), "stream": Like((3,))}
-        return Form(looks).numbers(turn=COUNT)
+        return Form(looks).numbers(turn=COUNT).singly("the test looks at each")
 
     @action
     def forget(self, payload: Payload, client: Client) -> Payload:
@@ -50,7 +50,7 @@ class One(FedAvg[ModelState]):
     """Answers with one number."""
 
     def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        return Form({"x": Like((1,))})
+        return Form({"x": Like((1,))}).singly("the test looks at each")
 
 
 class Raising(One):

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from fedtail import Augment, FedAvg, FedtailError, Method, run
 from fedtail.callbacks import Callback, Snapshot
 from fedtail.engines import Dropped, Embedded
+from fedtail.forms import Form
+from fedtail.methods import ModelState
+from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Task, grouped
 from fedtail.setting import prepare
 
@@ -90,7 +93,7 @@ def test_a_client_that_raises_is_dropped_with_its_reason_and_keeps_its_state() -
     with engine(odd_methods.Raising(), drop=True) as made:
         made.perform(ask(0, 1), 1, 3)
         replies = made.perform(ask(0, 1), 2, 3)
-        assert [update.client for update in replies.updates] == [0]
+        assert [update.client for update in replies.found.each] == [0]
         line = tiny.line_of(odd_methods, 'raise ValueError("out of luck")')
         reason = f"ValueError: out of luck (odd_methods.py, line {line})"
         assert replies.dropped == [Dropped(1, reason, raised=True)]
@@ -117,7 +120,7 @@ def test_only_marked_functions_can_be_asked_for(action: str) -> None:
 
 def test_the_second_task_of_a_client_sees_the_first() -> None:
     with engine(odd_methods.Remembering()) as made:
-        first, second, other = made.perform(ask(4, 4, 5), 1, 1).updates
+        first, second, other = made.perform(ask(4, 4, 5), 1, 1).found.each
 
         # Assert: one more, on the next turn, and with other random numbers.
         assert [first.payload.scalars["turn"], second.payload.scalars["turn"]] == [0, 1]
@@ -132,7 +135,7 @@ def test_the_second_task_of_a_client_sees_the_first() -> None:
 def test_turns_count_over_the_exchanges_of_a_round_and_start_anew() -> None:
     with engine(odd_methods.Remembering()) as made:
         found = [
-            made.perform(ask(0), number, 2).updates[0].payload.scalars["turn"]
+            made.perform(ask(0), number, 2).found.each[0].payload.scalars["turn"]
             for number in (1, 1, 1, 2)
         ]
         assert found == [0, 1, 2, 0]
@@ -145,7 +148,7 @@ def test_a_client_may_forget() -> None:
         assert made.states[0] == {}
         # Within one exchange, too: count, forget, count again.
         tasks = [*ask(3), *ask(3, action="forget"), *ask(3)]
-        counts = [u.payload.tensors.get("count") for u in made.perform(tasks, 3, 3).updates]
+        counts = [u.payload.tensors.get("count") for u in made.perform(tasks, 3, 3).found.each]
         assert [None if c is None else c.tolist() for c in counts] == [[1.0], None, [1.0]]
 
 
@@ -175,12 +178,19 @@ def features_alive() -> int:
     return sum(t.ndim == 2 and t.shape[1] == 37 and t.shape[0] == 5 for t in alive)
 
 
+class Looking(FedAvg[ModelState]):
+    """Needs every client's own model."""
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return super().train_form(task, model, classes).singly("the test looks at each")
+
+
 def test_features_are_not_kept_alive() -> None:
     # Batches of five, so that features are (5, 37): nothing else here has that shape.
-    setting = prepare(tiny.experiment(FedAvg(local=tiny.quick(batch_size=5)), wide_model))
+    setting = prepare(tiny.experiment(Looking(local=tiny.quick(batch_size=5)), wide_model))
     made = Embedded(setting.workplace())
     model = Payload(grouped("model", setting.model.tensors()))
     replies = made.perform([Task(client, "train", model) for client in range(6)], 1, 1)
-    assert len(replies.updates) == 6
+    assert len(replies.found.each) == 6
     assert features_alive() == 0
-    assert all(not t.requires_grad for u in replies.updates for t in u.payload.tensors.values())
+    assert all(not t.requires_grad for u in replies.found.each for t in u.payload.tensors.values())

@@ -20,6 +20,6 @@ def rounds(method: FedAvg[ModelState], *means: float) -> list[float]:
     for mean in means:
         tensors = {"0.weight": torch.full((2, 1), mean)}
         update = Update(0, Payload(grouped("model", tensors), {"samples": 1}))
-        state = method.aggregate(state, [update], server)
+        state = tiny.after(method, state, [update], server)
         found.append(float(state.model["0.weight"][0]))
     return found

@@ -42,7 +42,7 @@ def calibrated(method: CCVR, model: SplitModel, **fields: Any) -> ModelState:
         for task in tasks
     ]
     with pytest.raises(StopIteration) as stop:
-        exchange.send(updates)
+        exchange.send(tiny.added(method, updates, server, "moments"))
     final: ModelState = stop.value.value
     return final
 

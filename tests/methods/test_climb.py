@@ -36,7 +36,7 @@ def one_round(
     server = tiny.server(model, len(data))
     tasks = [(k, method.broadcast(s, server)) for k in range(len(data))]
     updates = [Update(k, method.train(p, tiny.client(data, k, model))) for k, p in tasks]
-    return method.aggregate(s, updates, server)
+    return tiny.after(method, s, updates, server)
 
 
 def test_two_rounds_by_hand() -> None:
@@ -96,7 +96,7 @@ def update(client: int, weight: float, samples: int, loss: float) -> Update:
 def aggregated(method: CLIMB, duals: dict[str, float], updates: list[Update]) -> CLIMBState:
     model = linear()
     s = CLIMBState(model.tensors(), duals=duals)
-    return method.aggregate(s, updates, tiny.server(model, 4))
+    return tiny.after(method, s, updates, tiny.server(model, 4))
 
 
 def test_a_weight_is_never_negative() -> None:

@@ -98,7 +98,7 @@ def test_one_round_on_the_server() -> None:
     old_features, old_head = parts(s)
 
     # Execute
-    new = creff.aggregate(s, replies(creff, s, model), server)
+    new = tiny.after(creff, s, replies(creff, s, model), server)
     features, head = parts(new)
 
     # Assert: only what was reported moves; the head is new; the old state is as it was.
@@ -133,8 +133,8 @@ def test_the_server_counts_clients_not_samples() -> None:
         return Update(k, Payload(tensors, {"samples": samples}))
 
     a, b = (torch.randn(3, 2, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
-    both = creff.aggregate(s, [update(0, 1, a), update(1, 100, b)], server)
-    mean = creff.aggregate(s, [update(0, 5, (a + b) / 2)], server)
+    both = tiny.after(creff, s, [update(0, 1, a), update(1, 100, b)], server)
+    mean = tiny.after(creff, s, [update(0, 5, (a + b) / 2)], server)
     assert torch.allclose(parts(both)[0], parts(mean)[0], atol=1e-5)
 
 
@@ -146,7 +146,7 @@ def test_real_features_match_at_once() -> None:
     s = creff.init(model, server)
     x = torch.tensor(X)
     real = torch.stack([x[[0, 2]], x[[1, 3]], torch.zeros(2, 2)])
-    creff.aggregate(replace(s, features=real), replies(creff, s, model, data), server)
+    tiny.after(creff, replace(s, features=real), replies(creff, s, model, data), server)
     assert float(server.logged["match_loss"]) == pytest.approx(0, abs=1e-5)
     assert float(server.logged["dissimilarity_before"]) == pytest.approx(0, abs=1e-5)
 
@@ -160,7 +160,7 @@ def test_paper_and_code() -> None:
     for fields in ({"matching": "code"}, {"matching": "paper", "match_lr": 0.3}):
         creff = method(match_steps=1, **fields)
         s = creff.init(model, server)
-        found.append(parts(creff.aggregate(s, replies(creff, s, model), server))[0])
+        found.append(parts(tiny.after(creff, s, replies(creff, s, model), server))[0])
     assert torch.allclose(found[0], found[1], atol=1e-4)
 
 
@@ -181,7 +181,7 @@ def test_nobody_has_samples() -> None:
     creff, model = method(), identity()
     server = server_of(model)
     s = creff.init(model, server)
-    new = creff.aggregate(s, [replies(creff, s, model)[2]], server)
+    new = tiny.after(creff, s, [replies(creff, s, model)[2]], server)
     assert torch.equal(parts(new)[0], parts(s)[0])
     assert torch.equal(new.model["1.weight"], s.model["1.weight"])
     assert server.logged == {}
@@ -235,7 +235,7 @@ def test_a_model_that_is_its_own_classifier() -> None:
     model = SplitModel(nn.Linear(2, 3))
     creff = method()
     s = creff.init(model, server_of(model))
-    new = creff.aggregate(s, replies(creff, s, model), server_of(model))
+    new = tiny.after(creff, s, replies(creff, s, model), server_of(model))
     assert set(parts(new)[1]) == {"weight", "bias"}
 
 

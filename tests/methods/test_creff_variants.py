@@ -89,7 +89,7 @@ def test_the_head_is_trained_on_the_new_features_for_j_epochs(steps: int) -> Non
     target = update(model, G.roll(1, dims=1) + G, R.roll(1))
 
     # Execute
-    new = chosen.aggregate(s, [target], server)
+    new = tiny.after(chosen, s, [target], server)
 
     # Assert
     assert s.features is not None
@@ -126,7 +126,9 @@ def test_the_loss_of_the_code_has_a_row_for_the_bias_and_an_eps(
     server = server_of(model)
     s = at_zero(chosen, model, chosen.init(model, server))
     weight = 1e-6 * G / (G**2).sum(dim=1, keepdim=True)
-    chosen.aggregate(s, [update(model, weight, 1e-6 * R / (R**2).sum() if bias else None)], server)
+    tiny.after(
+        chosen, s, [update(model, weight, 1e-6 * R / (R**2).sum() if bias else None)], server
+    )
     # Float32 has seven digits, and of 1 - cos six are left.
     assert float(server.logged["match_loss"]) == pytest.approx(expected, abs=1e-5)
     assert float(server.logged["dissimilarity_after"]) == pytest.approx(0, abs=1e-5)
@@ -143,7 +145,7 @@ def test_one_step_of_matching_by_autograd(matching: str) -> None:
     assert s.head is not None
     weight = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.0, -1.0]])
     bias = torch.tensor([1.0, -2.0, 1.0])
-    new = chosen.aggregate(s, [update(model, weight, bias)], server).features
+    new = tiny.after(chosen, s, [update(model, weight, bias)], server).features
 
     x = s.features[0].clone().requires_grad_()
     r = (x @ s.head["1.weight"].T + s.head["1.bias"]).softmax(dim=1) - torch.eye(CLASSES)[0]
@@ -168,6 +170,6 @@ def test_the_logged_dissimilarity_is_a_mean_over_classes() -> None:
         "grad/bias": -torch.stack([R, R.roll(1)]),
     }
     sent = {f"model/{n}": t for n, t in model.tensors().items()} | both
-    chosen.aggregate(s, [Update(0, Payload(sent, {"samples": 1}))], server)
+    tiny.after(chosen, s, [Update(0, Payload(sent, {"samples": 1}))], server)
     for name in ("dissimilarity_before", "dissimilarity_after"):
         assert float(server.logged[name]) == pytest.approx(2)

@@ -13,6 +13,7 @@ from fedtail import CRTIB, ClassBalanced, FedAvg, LocalTraining, Shuffled, run
 from fedtail.methods.crt_ib import CRTState
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Server, Update
+from fedtail.reduce import Reduced
 from fedtail.training import ServerSGD
 
 MODELS = [tiny.plain_model, tiny.norm_model, tiny.dropout_model]
@@ -24,8 +25,8 @@ def states(method: CRTIB, model: Any, rounds: int = 4) -> list[CRTState]:
     seen: list[CRTState] = []
 
     class Watched(CRTIB):
-        def aggregate(self, s: CRTState, updates: list[Update], server: Server) -> CRTState:
-            seen.append(super().aggregate(s, updates, server))
+        def aggregate(self, s: CRTState, found: Reduced, server: Server) -> CRTState:
+            seen.append(super().aggregate(s, found, server))
             return seen[-1]
 
     fields = {name: getattr(method, name) for name in CRTIB.model_fields}
@@ -82,7 +83,8 @@ def test_the_classifier_is_drawn_anew_once() -> None:
     method = CRTIB(first_stage=0.5)
 
     # Execute: the tasks of round 2 of 2.
-    exchange = method.round(s, tiny.server(model, 2, round=2, rounds=2))
+    server = tiny.server(model, 2, round=2, rounds=2)
+    exchange = method.round(s, server)
     tasks = next(exchange)
 
     # Assert: U(-1/√2, 1/√2), for everybody the same; only the encoder's memory is kept.
@@ -91,7 +93,7 @@ def test_the_classifier_is_drawn_anew_once() -> None:
     assert float(sent["1.weight"].abs().max()) <= 2**-0.5
     answers = [Update(k, Payload(tasks[0].payload.tensors, {"samples": 1})) for k in range(2)]
     with pytest.raises(StopIteration) as stop:
-        exchange.send(answers)
+        exchange.send(tiny.added(method, answers, server, "retrain"))
     new: CRTState = stop.value.value
     assert new.retraining
     assert set(new.memory) == {"0.other"}

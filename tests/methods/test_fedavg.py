@@ -46,7 +46,7 @@ def one_round(
         Update(t.client, method.train(t.payload, tiny.client(data, t.client, model))) for t in tasks
     ]
     with pytest.raises(StopIteration) as end:
-        exchange.send(updates)
+        exchange.send(tiny.added(method, updates, server))
     new: ModelState = end.value.value
     return new, updates
 
@@ -82,7 +82,7 @@ def test_the_server_starts_from_the_old_model() -> None:
     old = ModelState({"0.weight": torch.tensor([[4.0], [0.0]])})
     update = Update(0, Payload({"model/0.weight": torch.tensor([[8.0], [2.0]])}, {"samples": 1}))
     # 4 + (8 - 4) / 2 and 0 + (2 - 0) / 2
-    assert method.aggregate(old, [update], server).model["0.weight"].flatten().tolist() == [6, 1]
+    assert tiny.after(method, old, [update], server).model["0.weight"].flatten().tolist() == [6, 1]
 
 
 def test_two_steps_use_momentum() -> None:
@@ -114,7 +114,7 @@ def test_a_cohort_without_samples_keeps_the_state() -> None:
     server = tiny.server(model, 1)
     old = method.init(model, server)
     update = Update(0, Payload({"model/0.weight": torch.ones(2, 1)}, {"samples": 0}))
-    assert method.aggregate(old, [update], server) is old
+    assert tiny.after(method, old, [update], server) is old
 
 
 def test_a_client_without_samples_sends_the_model_back() -> None:

@@ -132,7 +132,7 @@ def test_the_teacher_is_the_mean_of_the_predictions() -> None:
         models=0, sharpness=1.0, distil_epochs=100, distil_lr=0.5, distil_decay=0, swa_every=1
     )
     uploads = [update(0, weights(2.0, 0.0)), update(1, weights(0.0, 0.0))]
-    new = method.aggregate(ModelState(start), uploads, server_of(model))
+    new = tiny.after(method, ModelState(start), uploads, server_of(model))
     p = torch.softmax(new.model["weight"][:, 0], dim=0)
     assert float(p[0]) == pytest.approx(0.703952, abs=1e-3)
 
@@ -141,13 +141,13 @@ def test_one_client_teaches_nothing_new() -> None:
     # Upload and average are the same, nothing is drawn or sharpened: the gradient is zero.
     model = linear()
     method = FedBE(models=0, sharpness=1.0, distil_decay=0)
-    new = method.aggregate(
-        ModelState(weights(0.0, 0.0)), [update(0, weights(2.0, 0.5))], server_of(model)
+    new = tiny.after(
+        method, ModelState(weights(0.0, 0.0)), [update(0, weights(2.0, 0.5))], server_of(model)
     )
     assert torch.allclose(new.model["weight"], weights(2.0, 0.5)["weight"], atol=1e-6)
     # Nobody has samples: the model stays.
     s = ModelState(weights(0.0, 0.0))
-    assert method.aggregate(s, [update(0, weights(2.0, 0.5), 0)], server_of(model)) is s
+    assert tiny.after(method, s, [update(0, weights(2.0, 0.5), 0)], server_of(model)) is s
 
 
 def test_distillation_comes_nearer_to_the_teacher() -> None:
@@ -155,7 +155,7 @@ def test_distillation_comes_nearer_to_the_teacher() -> None:
     server = server_of(model)
     uploads = [update(0, weights(2.0, 0.0)), update(1, weights(0.0, 1.0))]
     method = FedBE(distil_epochs=50, distil_lr=0.1, swa_start=1)
-    method.aggregate(ModelState(weights(0.0, 0.0)), uploads, server)
+    tiny.after(method, ModelState(weights(0.0, 0.0)), uploads, server)
     assert float(server.logged["distil_after"]) < float(server.logged["distil_before"])
 
 
@@ -168,7 +168,7 @@ def test_statistics_of_averaged_weights_are_taken_anew(size: int) -> None:
     server = server_of(model, data=ServerData(x, torch.zeros(size, dtype=torch.int64)))
     method = FedBE(models=1, distil_epochs=2, distil_batch=3, swa_start=0, swa_every=1)
     start = model.tensors()
-    new = method.aggregate(ModelState(start), [update(0, start)], server)
+    new = tiny.after(method, ModelState(start), [update(0, start)], server)
     expected = 0.0 if size == 1 else 3.0
     # Batches of 3 and 2: the mean of two means of a shuffled 2, 2.5, 3, 3.5, 4 is within 0.15.
     assert float(new.model["0.running_mean"]) == pytest.approx(expected, abs=0.15)
@@ -181,7 +181,7 @@ def test_averaging_is_used_and_can_be_left() -> None:
     found = {}
     for start in (0.0, 0.5, 1.0):
         method = FedBE(models=0, distil_epochs=10, distil_lr=0.1, swa_start=start, swa_every=1)
-        new = method.aggregate(ModelState(weights(0.0, 0.0)), uploads, server_of(model))
+        new = tiny.after(method, ModelState(weights(0.0, 0.0)), uploads, server_of(model))
         found[start] = float(new.model["weight"][0])
     assert len(set(found.values())) == 3
     # The student moves one way, so the more of its early weights are in, the less far it is.

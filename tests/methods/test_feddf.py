@@ -45,7 +45,7 @@ def test_the_teacher_is_the_mean_of_the_logits() -> None:
     s = ModelState(model.tensors())
     uploads = [update(0, [2.0, 0.0], 9), update(1, [-1.0, 3.0], 1)]
     server = server_of(model)
-    fused = method.aggregate(s, uploads, server)
+    fused = tiny.after(method, s, uploads, server)
     assert probability(fused) == pytest.approx(0.268941, abs=1e-3)
     assert float(server.logged["distil_after"]) < 1e-4 < float(server.logged["distil_before"])
 
@@ -56,7 +56,7 @@ def test_one_step_of_adam_by_hand() -> None:
     model = linear()
     s = ModelState(model.tensors())
     uploads = [update(0, [2.0, 0.0], 9), update(1, [-1.0, 3.0], 1)]
-    fused = FedDF(distil_steps=1, distil_lr=0.1).aggregate(s, uploads, server_of(model))
+    fused = tiny.after(FedDF(distil_steps=1, distil_lr=0.1), s, uploads, server_of(model))
     assert fused.model["weight"][:, 0].tolist() == pytest.approx([1.6, 0.4], abs=1e-5)
 
 
@@ -65,10 +65,10 @@ def test_an_empty_upload_has_no_voice() -> None:
     method = FedDF(distil_steps=150, distil_lr=0.1)
     s = ModelState(model.tensors())
     with_empty = [update(0, [2.0, 0.0], 3), update(1, [-50.0, 50.0], 0)]
-    fused = method.aggregate(s, with_empty, server_of(model))
+    fused = tiny.after(method, s, with_empty, server_of(model))
     assert probability(fused) == pytest.approx(0.880797, abs=1e-3)
     # Nobody has samples: the model stays.
-    assert method.aggregate(s, [update(1, [-50.0, 50.0], 0)], server_of(model)) is s
+    assert tiny.after(method, s, [update(1, [-50.0, 50.0], 0)], server_of(model)) is s
 
 
 def test_labels_are_not_looked_at() -> None:
@@ -84,7 +84,7 @@ def test_labels_are_not_looked_at() -> None:
     ]
     other = replace(server, data=ServerData(server.data.x, torch.zeros_like(server.data.y)))
     method = FedDF(distil_steps=3)
-    found = [method.aggregate(s, uploads, one).model for one in (server, other)]
+    found = [tiny.after(method, s, uploads, one).model for one in (server, other)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in s.model)
 
 
@@ -114,7 +114,7 @@ def test_it_stops_early_and_keeps_the_best() -> None:
     method = FedDF(distil_steps=50, patience=7, distil_lr=0.5)
     server = server_of(model, data)
     agreed = [update(k, [1.25, -0.5]) for k in range(2)]
-    fused = method.aggregate(ModelState(model.tensors()), agreed, server)
+    fused = tiny.after(method, ModelState(model.tensors()), agreed, server)
     assert torch.equal(fused.model["weight"][:, 0], torch.tensor([1.25, -0.5]))
     assert server.logged["distil_steps"] == 7
 
@@ -125,7 +125,7 @@ def test_patience_does_not_stop_what_gains() -> None:
     server = server_of(model, data)
     apart = [update(0, [2.0, 0.0], 9), update(1, [-1.0, 3.0], 1)]
     method = FedDF(distil_steps=40, patience=5, distil_lr=0.01)
-    method.aggregate(ModelState(model.tensors()), apart, server)
+    tiny.after(method, ModelState(model.tensors()), apart, server)
     assert server.logged["distil_steps"] == 40
 
 

@@ -121,7 +121,7 @@ def measured(
     payload = method.broadcast(state, server)
     clients = [tiny.client(data, k, model) for k in range(len(parts))]
     updates = [Update(k, method.train(payload, client)) for k, client in enumerate(clients)]
-    method.aggregate(state, updates, server)
+    tiny.after(method, state, updates, server)
     return dict(server.logged)
 
 

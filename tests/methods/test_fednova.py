@@ -42,7 +42,7 @@ def one_round(
     state = ModelState({"0.weight": torch.full((2, 1), start)})
     payload = method.broadcast(state, server)
     updates = [Update(k, method.train(payload, tiny.client(DATA, k, model))) for k in (0, 1)]
-    new = method.aggregate(state, updates, server)
+    new = tiny.after(method, state, updates, server)
     return float(new.model["0.weight"][0]), updates, server.logged
 
 
@@ -53,7 +53,9 @@ def test_unequal_steps_by_hand(start: float) -> None:
     # w - (5/2)(1/2)(8/4 - 3 · 8/4) = w + 5. FedAvg would go to w + (-4 + 3 · 12)/4 = w + 8.
     found, updates, logged = one_round(FedNova(local=SINGLE, loss=Sloped()), start)
     assert found == pytest.approx(start + 5.0)
-    assert [u.payload.scalars["a"] for u in updates] == [1.0, 3.0]
+    # n_k = (1, 3): n_k / a_k and n_k a_k.
+    assert [u.payload.scalars["share"] for u in updates] == [1.0, 1.0]
+    assert [u.payload.scalars["work"] for u in updates] == [1.0, 9.0]
     assert logged["tau_eff"] == pytest.approx(2.5)
     assert one_round(FedAvg(local=SINGLE, loss=Sloped()), start)[0] == start + 8
 
@@ -62,7 +64,7 @@ def test_unequal_steps_with_momentum_by_hand() -> None:
     # ρ = 1/2: a_0 = 1, a_1 = 1 + 3/2 + 7/4 = 17/4, w_1 = 4 · 17/4 = 17. d = (8, -8) again,
     # τ_eff = 1/4 + 51/16 = 55/16: w = (55/16)(1/2)(4) = 55/8.
     found, updates, _ = one_round(FedNova(local=SINGLE.but(momentum=0.5), loss=Sloped()))
-    assert [u.payload.scalars["a"] for u in updates] == [1.0, 4.25]
+    assert [u.payload.scalars["work"] for u in updates] == [1.0, 3 * 4.25]
     assert float(updates[1].payload.tensors["model/0.weight"][0]) == 17
     assert found == pytest.approx(55 / 8)
 
@@ -71,7 +73,7 @@ def test_unequal_steps_with_a_proximal_term_by_hand() -> None:
     # μ = 1/2, α = ημ = 1/4: a_0 = 1, a_1 = 1 + 3/4 + 9/16 = 37/16, w_1 = 4 · 37/16 = 37/4.
     # τ_eff counts steps: 1/4 + 9/4 = 5/2, and d = (8, -8): w = 5, as without the term.
     found, updates, _ = one_round(FedNova(local=SINGLE, loss=Sloped(), mu=0.5))
-    assert updates[1].payload.scalars["a"] == 37 / 16
+    assert updates[1].payload.scalars["share"] == pytest.approx(3 / (37 / 16), rel=1e-12)
     assert float(updates[1].payload.tensors["model/0.weight"][0]) == 37 / 4
     assert found == pytest.approx(5.0)
 
@@ -105,10 +107,15 @@ def test_statistics_take_the_average_of_fedavg() -> None:
     old = {**model.tensors(), "0.running_var": torch.full((1,), 4.0)}
     sent = {**old, "0.running_var": torch.full((1,), 0.1), "0.num_batches_tracked": torch.tensor(3)}
     updates = [
-        Update(k, Payload(grouped("model", sent), {"samples": n, "steps": n, "a": float(n)}))
+        Update(
+            k,
+            Payload(
+                grouped("model", sent), {"samples": n, "share": float(n > 0), "work": float(n * n)}
+            ),
+        )
         for k, n in ((0, 1), (1, 3))
     ]
-    state = FedNova().aggregate(ModelState(old), updates, server)
+    state = tiny.after(FedNova(), ModelState(old), updates, server)
     assert 4 + 2.5 * ((0.1 - 4) / 4 + (0.1 - 4) / 4) < 0
     assert float(state.model["0.running_var"]) == pytest.approx(0.1)
     assert int(state.model["0.num_batches_tracked"]) == 3
@@ -127,11 +134,13 @@ def test_a_client_without_samples_weighs_nothing() -> None:
 
     def update(k: int, n: int, value: float) -> Update:
         tensors = {"model/0.weight": torch.full((2, 1), value)}
-        return Update(k, Payload(tensors, {"samples": n, "steps": n, "a": float(n)}))
+        return Update(
+            k, Payload(tensors, {"samples": n, "share": float(n > 0), "work": float(n * n)})
+        )
 
-    new = FedNova().aggregate(state, [update(0, 0, 9.0), update(1, 2, 3.0)], server)
+    new = tiny.after(FedNova(), state, [update(0, 0, 9.0), update(1, 2, 3.0)], server)
     assert new.model["0.weight"].flatten().tolist() == [3.0, 3.0]
-    assert FedNova().aggregate(state, [update(0, 0, 9.0)], server) is state
+    assert tiny.after(FedNova(), state, [update(0, 0, 9.0)], server) is state
 
 
 def test_models_cannot_be_summed_unseen() -> None:

@@ -138,16 +138,16 @@ def test_only_what_a_client_has_more_of_counts_in_the_likeness() -> None:
     # client 0 would be the last, with 3.5 / √(86 · 5/2) = 0.239.
     model = scalar_model()
     server = tiny.server(model, 2, num_classes=3)
-    exchange = method(experts=2).setup(GBMEState(model.tensors()), server)
+    chosen = method(experts=2)
+    exchange = chosen.setup(GBMEState(model.tensors()), server)
     assert len(next(exchange)) == 2
     told = [[2.0, 1.0, -9.0], [1.0, 0.0, 0.0]]
     with pytest.raises(StopIteration) as end:
-        exchange.send(
-            [
-                Update(k, Payload({"lpi/classes": torch.tensor(row)}, {"samples": 4}))
-                for k, row in enumerate(told)
-            ]
-        )
+        updates = [
+            Update(k, Payload({"lpi/classes": torch.tensor(row)}, {"samples": 4}))
+            for k, row in enumerate(told)
+        ]
+        exchange.send(tiny.added(chosen, updates, server, "inform"))
     assert end.value.value.groups == [[0], [1]]
     assert server.logged["similarity_0"] == pytest.approx(3.5 / 12.5**0.5, rel=1e-5)
     assert server.logged["similarity_1"] == pytest.approx(1.5 / 2.5**0.5, rel=1e-5)
@@ -192,6 +192,9 @@ def test_draws_differ_by_round_and_expert() -> None:
 
 
 # A round
+
+
+EXPERT = "train_expert", Payload(scalars={"expert": 0})
 
 
 def started(chosen: GBME, model: ExpertModel, groups: Sequence[Sequence[int]]) -> GBMEState:
@@ -241,7 +244,7 @@ def test_the_average_by_hand() -> None:
     chosen, model = method(experts=2), scalar_model()
     server = tiny.server(model, 2)
     uploads = [update(0, 0, 1, 4.0, 1.0), update(0, 1, 1, 0.0, 7.0), update(1, 0, 3, 8.0, 5.0)]
-    state = chosen.aggregate(started(chosen, model, [[0], [1]]), uploads, server)
+    state = tiny.after(chosen, started(chosen, model, [[0], [1]]), uploads, server, *EXPERT)
     assert float(state.model["trunk.weight"]) == pytest.approx(5.6)
     assert float(state.model["experts.0.weight"]) == 4.0
     assert float(state.model["experts.1.weight"]) == 7.0
@@ -253,9 +256,9 @@ def test_an_expert_without_uploads_stays() -> None:
     chosen, model = method(experts=2), scalar_model()
     old = started(chosen, model, [[0], [1]])
     server = tiny.server(model, 2)
-    state = chosen.aggregate(old, [update(0, 0, 1, 4.0, 1.0)], server)
+    state = tiny.after(chosen, old, [update(0, 0, 1, 4.0, 1.0)], server, *EXPERT)
     assert torch.equal(state.model["experts.1.weight"], old.model["experts.1.weight"])
-    empty = chosen.aggregate(old, [update(0, 0, 0, 4.0, 1.0)], server)
+    empty = tiny.after(chosen, old, [update(0, 0, 0, 4.0, 1.0)], server, *EXPERT)
     assert all(torch.equal(empty.model[name], old.model[name]) for name in old.model)
 
 
@@ -263,7 +266,7 @@ def test_the_server_goes_part_of_the_way() -> None:
     chosen, model = method(experts=2, server_optimizer=ServerSGD(lr=0.5)), scalar_model()
     old = started(chosen, model, [[0], [1]])
     old.model["trunk.weight"] = torch.full((1, 1), 2.0)
-    state = chosen.aggregate(old, [update(0, 0, 1, 4.0, 1.0)], tiny.server(model, 2))
+    state = tiny.after(chosen, old, [update(0, 0, 1, 4.0, 1.0)], tiny.server(model, 2), *EXPERT)
     assert float(state.model["trunk.weight"]) == 3.0
     assert torch.equal(state.model["experts.1.weight"], old.model["experts.1.weight"])
 
@@ -276,8 +279,8 @@ def test_momentum_does_not_carry_an_expert_without_uploads() -> None:
     server = tiny.server(model, 2)
     old = started(chosen, model, [[0], [1]])
     old.model["experts.1.weight"] = torch.zeros(2, 1)
-    one = chosen.aggregate(old, [update(1, 1, 1, 4.0, 1.0)], server)
-    two = chosen.aggregate(one, [update(0, 0, 1, 4.0, 1.0)], server)
+    one = tiny.after(chosen, old, [update(1, 1, 1, 4.0, 1.0)], server, *EXPERT)
+    two = tiny.after(chosen, one, [update(0, 0, 1, 4.0, 1.0)], server, *EXPERT)
     assert one.model["experts.1.weight"].flatten().tolist() == [1.0, 1.0]
     assert torch.equal(two.model["experts.1.weight"], one.model["experts.1.weight"])
     assert two.memory["experts.1.weight"]["v"].flatten().tolist() == [1.0, 1.0]
@@ -342,7 +345,9 @@ def test_the_first_clients_statistics() -> None:
     chosen = method(experts=2, buffers="first")
     sent = [reply(chosen, model, i, VARIED) for i in (0, 1)]
     updates = [Update(0, sent[0]), Update(1, sent[1])]
-    state = chosen.aggregate(started(chosen, model, [[0], [1]]), updates, tiny.server(model, 2))
+    state = tiny.after(
+        chosen, started(chosen, model, [[0], [1]]), updates, tiny.server(model, 2), *EXPERT
+    )
     mean = "running_mean"
     assert torch.equal(state.model[f"trunk.1.{mean}"], sent[0].tensors[f"model/trunk.1.{mean}"])
     for i in (0, 1):

@@ -41,7 +41,7 @@ def test_one_release_a_client() -> None:
 
     class Watched(Solo):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
-            done = super().perform(jobs)
+            done = list(super().perform(jobs))
             for job, answer in zip(jobs, done, strict=True):
                 assert answer.payload is not None
                 if {"layer/weight", "lpi/classes"} & set(answer.payload.tensors):

@@ -51,9 +51,8 @@ def test_who_tells_no_labels_is_like_nobody(
     assert [task.action for task in next(exchange)] == ["tell_labels"] * 4
     told = {0: [0, 1], 2: [9, 0], 3: [9, 0]}
     with pytest.raises(StopIteration) as end:
-        exchange.send(
-            [Update(k, Payload({"counts/classes": torch.tensor(n)})) for k, n in told.items()]
-        )
+        updates = [Update(k, Payload({"counts/classes": torch.tensor(n)})) for k, n in told.items()]
+        exchange.send(tiny.added(chosen, updates, server, "tell_labels"))
     assert end.value.value.groups == groups
     logged = [server.logged[f"similarity_{i}"] for i in range(count)]
     assert logged == pytest.approx(similarities)
@@ -97,7 +96,8 @@ def test_statistics_of_two_uploads_of_one_expert(buffers: str, statistics: float
     )
     model = experts(chain, "2", 2)
     chosen = method(experts=2, buffers=buffers)
-    form = chosen.train_expert_form(Payload({}, {"expert": 0}), model, 2)
+    asked = Payload({}, {"expert": 0})
+    form = chosen.train_expert_form(asked, model, 2)
 
     def upload(samples: int, value: float) -> Update:
         tensors = {
@@ -106,7 +106,8 @@ def test_statistics_of_two_uploads_of_one_expert(buffers: str, statistics: float
         return Update(0, Payload(tensors, {"samples": samples, "steps": 1, "expert": 0}))
 
     old = GBMEState(model.tensors(), groups=[[0], [1]])
-    state = chosen.aggregate(old, [upload(1, 1.0), upload(2, 4.0)], tiny.server(model, 2))
+    uploads = [upload(1, 1.0), upload(2, 4.0)]
+    state = tiny.after(chosen, old, uploads, tiny.server(model, 2), "train_expert", asked)
     for name in ("trunk.1.running_mean", "experts.0.3.running_var"):
         assert state.model[name].tolist() == pytest.approx([statistics])
     for name in ("trunk.0.weight", "experts.0.2.weight", "heads.0.weight"):

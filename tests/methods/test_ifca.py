@@ -22,7 +22,7 @@ from fedtail import (
 from fedtail.methods.ifca import IFCAState
 from fedtail.models import SplitModel
 from fedtail.models.ensemble import Ensemble, of_member
-from fedtail.protocol import Payload, Update, grouped
+from fedtail.protocol import Payload, Update
 from fedtail.setting import prepare
 
 # Client 0 has one sample of class 0, client 1 three of class 1; x = 1 throughout.
@@ -43,7 +43,7 @@ def one_round(method: IFCA, s: IFCAState, model: Ensemble) -> tuple[IFCAState, l
     server = tiny.server(model, len(DATA))
     payload = method.broadcast(s, server)
     updates = [Update(k, method.train(payload, tiny.client(DATA, k, model))) for k in (0, 1)]
-    return method.aggregate(s, updates, server), updates
+    return tiny.after(method, s, updates, server), updates
 
 
 def weights(s: IFCAState) -> list[list[float]]:
@@ -61,7 +61,8 @@ def test_one_round_by_hand() -> None:
     assert [u.payload.scalars["cluster"] for u in updates] == [1, 0]
     assert weights(s)[0] == pytest.approx([-0.25, log3 + 0.25], abs=1e-6)
     assert weights(s)[1] == pytest.approx([log3 + 0.25, -0.25], abs=1e-6)
-    assert s.chosen == {"0": [1, 1], "1": [0, 3]}
+    assert s.held is not None
+    assert s.held.tolist() == [3, 1]
     assert not updates[0].payload.summable
 
 
@@ -91,9 +92,10 @@ def test_a_client_without_samples_answers_nonetheless() -> None:
     reply = method.train(method.broadcast(s, server), tiny.client(data, 1, model))
     assert reply.scalars == {"samples": 0, "steps": 0, "cluster": 0}
     # It moves nothing: its cluster has no samples.
-    new = method.aggregate(s, [Update(1, reply)], server)
+    new = tiny.after(method, s, [Update(1, reply)], server)
     assert weights(new) == weights(s)
-    assert new.chosen == {"1": [0, 0]}
+    assert new.held is not None
+    assert new.held.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -130,9 +132,15 @@ def two_layers() -> Ensemble:
 
 
 def sent(client: int, cluster: int, samples: int, trunk: float, head: float) -> Update:
-    tensors = {"0.weight": torch.full((1, 1), trunk), "1.weight": torch.full((2, 1), head)}
+    moved = torch.zeros(2, dtype=torch.int64)
+    moved[cluster] = samples
+    tensors = {
+        "model/0.weight": torch.full((1, 1), trunk),
+        "own/1.weight": torch.full((2, 1), head),
+        "held/samples": moved,
+    }
     scalars = {"samples": samples, "steps": 1, "cluster": cluster}
-    return Update(client, Payload(grouped("model", tensors), scalars))
+    return Update(client, Payload(tensors, scalars))
 
 
 def test_a_shared_trunk_is_averaged_over_all() -> None:
@@ -140,7 +148,7 @@ def test_a_shared_trunk_is_averaged_over_all() -> None:
     # head 0: that of client 0, head 1: (3 · 7 + 4 · 0) / 7 = 3.
     model, method = two_layers(), IFCA(clusters=2, shared_trunk=True)
     updates = [sent(0, 0, 1, 8.0, 5.0), sent(1, 1, 3, 0.0, 7.0), sent(2, 1, 4, 2.0, 0.0)]
-    s = method.aggregate(method.new_state(model.tensors()), updates, tiny.server(model, 3))
+    s = tiny.after(method, method.new_state(model.tensors()), updates, tiny.server(model, 3))
     found = {name: tensor.flatten().tolist() for name, tensor in s.model.items()}
     assert found == {
         "members.0.0.weight": [2.0],
@@ -157,8 +165,8 @@ def test_a_shared_trunk_has_one_momentum() -> None:
     model = two_layers()
     s = method.new_state({name: torch.zeros_like(t) for name, t in model.tensors().items()})
     server = tiny.server(model, 2)
-    s = method.aggregate(s, [sent(0, 0, 1, 4.0, 1.0)], server)
-    s = method.aggregate(s, [sent(0, 1, 1, 4.0, 3.0)], server)
+    s = tiny.after(method, s, [sent(0, 0, 1, 4.0, 1.0)], server)
+    s = tiny.after(method, s, [sent(0, 1, 1, 4.0, 3.0)], server)
     # Trunk: 0 → 4 (v = 4), then Δ = 0, v = 2: 6.
     found = {name: tensor.flatten()[0].item() for name, tensor in s.model.items()}
     assert found == {
@@ -184,21 +192,21 @@ def test_models_begin_elsewhere_but_share_what_is_shared() -> None:
 
 def test_k_models_go_down_and_one_comes_back() -> None:
     # plain_model: 192 x 6 + 6 in the trunk and 6 x 4 + 4 in the head, 4 bytes each; up also
-    # samples, steps and the cluster, 8 bytes each.
+    # samples, steps and the cluster, and of three clusters who moved, 8 bytes each.
     trunk, head = 4 * (192 * 6 + 6), 4 * (6 * 4 + 4)
     for shared, down in ((False, 3 * (trunk + head)), (True, trunk + 3 * head)):
         method = IFCA(local=tiny.quick(), clusters=3, shared_trunk=shared)
         (record,) = run(tiny.experiment(method, rounds=1)).history
         assert record["bytes_down"] == 4 * down
-        assert record["bytes_up"] == 4 * (trunk + head + 24)
+        assert record["bytes_up"] == 4 * (trunk + head + 48)
         assert sum(record["method"][f"clients_{i}"] for i in range(3)) == 4
 
 
 def test_what_is_tested() -> None:
     tensors = {"members.0.w": torch.tensor(0.0), "members.1.w": torch.tensor(1.0)}
-    # Two clients with 5 samples in cluster 0, one with 6 in cluster 1; then the first moves over.
-    many = IFCAState(tensors, chosen={"0": [0, 4], "1": [0, 3], "2": [1, 6]})
-    moved = IFCAState(tensors, chosen={"0": [1, 4], "1": [0, 3], "2": [1, 6]})
+    # Two clients with 7 samples in cluster 0, one with 6 in cluster 1; then 4 samples move over.
+    many = IFCAState(tensors, held=torch.tensor([7, 6]))
+    moved = IFCAState(tensors, held=torch.tensor([3, 10]))
     nobody = IFCAState(tensors)
     method = IFCA(clusters=2)
     assert [float(method.eval_model(s)["w"]) for s in (many, moved, nobody)] == [0.0, 1.0, 0.0]
@@ -220,3 +228,15 @@ def test_an_ensemble_is_tested_and_shipped_as_one() -> None:
     assert result.metrics["accuracy"] == pytest.approx(float((mean.argmax(1) == y).double().mean()))
     loss = -mean.log().gather(1, y[:, None]).mean()
     assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_who_moves_takes_its_samples_along() -> None:
+    # Client 1 has three samples. It chooses model 0, later model 1: +3 there and -3 here.
+    method, state = IFCA(local=STEP, clusters=2), dict[str, Tensor]()
+    found = []
+    for weights_ in (((0.0, 5.0), (5.0, 0.0)), ((5.0, 0.0), (0.0, 5.0))):
+        model, s = built(method, *weights_)
+        sent_ = method.broadcast(s, tiny.server(model, 2))
+        reply = method.train(sent_, tiny.client(DATA, 1, model, state))
+        found.append(reply.tensors["held/samples"].tolist())
+    assert found == [[3, 0], [-3, 3]]

@@ -118,7 +118,7 @@ def test_weights_are_taken_at_the_model_that_was_sent() -> None:
     s = RatioState(model.tensors())
     for shift in (0.0, 9.0):
         server = server_of(model)
-        new = method.aggregate(s, uploads(shift), server)
+        new = tiny.after(method, s, uploads(shift), server)
         assert new.weights is not None
         assert new.weights.tolist() == pytest.approx([1.0, 3.0])
         assert float(new.model["1.weight"][0]) == shift

@@ -380,12 +380,12 @@ def test_prototypes_are_means_over_the_clients_that_hold_the_class() -> None:
     model = linear(method)
     server = tiny.server(model, 2)
     updates = [Update(0, reply({0: 1.0}, 1)), Update(1, reply({0: 3.0, 1: 5.0}, 9))]
-    state = method.aggregate(method.init(model, server), updates, server)
+    state = tiny.after(method, method.init(model, server), updates, server)
     assert state.prototypes["classes"].tolist() == [0, 1]
     assert state.prototypes["weight"].flatten().tolist() == [2.0, -2.0, 5.0, -5.0]
 
     # Execute: in the next round nobody holds class 0, which stays as it was.
-    state = method.aggregate(state, [Update(0, reply({1: 7.0}, 4))], server)
+    state = tiny.after(method, state, [Update(0, reply({1: 7.0}, 4))], server)
     assert state.prototypes["weight"].flatten().tolist() == [2.0, -2.0, 7.0, -7.0]
 
 
@@ -395,7 +395,7 @@ def test_both_heads_are_averaged_by_samples() -> None:
     model = linear(method)
     server = tiny.server(model, 2)
     updates = [Update(0, reply({}, 1, 2.0)), Update(1, reply({0: 1.0}, 3, 6.0))]
-    state = method.aggregate(method.init(model, server), updates, server)
+    state = tiny.after(method, method.init(model, server), updates, server)
     assert state.model["0.weight"].flatten().tolist() == [2.5, 2.5]
     assert state.model["supplementary.weight"].flatten().tolist() == [-2.5, -2.5]
     assert server.logged == {
@@ -414,7 +414,7 @@ def test_the_cohort_is_sent_the_prototypes() -> None:
     server = tiny.server(model, 2)
     state = method.init(model, server)
     assert method.broadcast(state, server).tensors["proto/weight"].shape == (0, 2, 1)
-    state = method.aggregate(state, [Update(0, reply({1: 1.0}, 1))], server)
+    state = tiny.after(method, state, [Update(0, reply({1: 1.0}, 1))], server)
     task = next(method.round(state, server))[0]
     assert task.payload.tensors["proto/classes"].tolist() == [1]
     # A client's own classes are another group: their number is not that of the prototypes.

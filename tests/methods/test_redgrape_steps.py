@@ -108,7 +108,7 @@ def test_the_strength_of_the_round_is_logged() -> None:
     state = method.init(model, server)
     task = method.broadcast(state, server)
     update = Update(0, method.train(task, tiny.client(data, 0, model, round=3, rounds=4)))
-    method.aggregate(state, [update], server)
+    tiny.after(method, state, [update], server)
     assert server.logged["lam"] == pytest.approx(0.1)
 
 

@@ -43,7 +43,8 @@ def two_stage_history(**fields: Any) -> list[RedGrapeState]:
         task = next(exchange)[0]
         client = tiny.client(data, 0, model, round=number, rounds=4)
         with pytest.raises(StopIteration) as end:
-            exchange.send([Update(0, method.train(task.payload, client))])
+            update = Update(0, method.train(task.payload, client))
+            exchange.send(tiny.added(method, [update], server))
         states.append(end.value.value)
     return states
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedtail import FedAvg, FedtailError, LocalTraining, LogitCalibration, Scaff
 from fedtail.callbacks import Callback, Snapshot
 from fedtail.data.federation import Federation
 from fedtail.engines.crew import Done, Job, Solo
+from fedtail.forms import Form, Mean
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.methods import ModelState
 from fedtail.methods.scaffold import ScaffoldState
@@ -64,7 +66,7 @@ def one_round(
         Update(k, method.train(payload, tiny.client(data, k, model, states.setdefault(k, {}))))
         for k in who
     ]
-    return method.aggregate(state, updates, server), updates
+    return tiny.after(method, state, updates, server), updates
 
 
 def begun(method: Scaffold) -> ScaffoldState:
@@ -217,14 +219,15 @@ def test_the_model_goes_twice_as_far_down_and_up() -> None:
     state, updates = one_round(HALVES, begun(HALVES), {})
     sent = HALVES.broadcast(state, tiny.server(linear(), 2))
     assert sent.nbytes == 2 * 8
-    assert updates[0].payload.nbytes == 2 * 8 + 16
+    assert updates[0].payload.nbytes == 2 * 8 + 24  # and three numbers
 
 
 class Uniform(FedAvg[ModelState]):
     """FedAvg whose clients weigh the same."""
 
-    def weights(self, s: ModelState, updates: list[Update], server: Any) -> list[float]:
-        return [1.0] * len(updates)
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        whole = super().train_form(task, model, classes)
+        return replace(whole, how=dict.fromkeys(whole.how, Mean(by="")))
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])
@@ -280,7 +283,7 @@ def test_statistics_are_averaged_and_have_no_control_variate() -> None:
     state = method.init(model, server)
     payload = method.broadcast(state, server)
     updates = [Update(k, method.train(payload, tiny.client(data, k, model))) for k in (0, 1)]
-    state = method.aggregate(state, updates, server)
+    state = tiny.after(method, state, updates, server)
     assert float(state.model["0.running_mean"]) == pytest.approx(0.35)
     assert set(state.control) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 

@@ -81,7 +81,7 @@ class Watched(Solo):
         object.__setattr__(self, "seen", [])
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
-        done = super().perform(jobs)
+        done = list(super().perform(jobs))
         for job, one in zip(jobs, done, strict=True):
             self.seen.append((job.task.action, job.task.payload, one.payload))
         return done
@@ -264,7 +264,7 @@ def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> No
 
     class Mixed(Solo):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
-            done = []
+            done: list[Done] = []
             for job in jobs:
                 self.place.shield = other if job.task.client == 0 else own
                 done += super().perform([job])
@@ -281,7 +281,7 @@ def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
             (job, *_) = jobs
             if job.task.action == OPEN_SUM and job.task.client < 2:
                 return [Done(None, job.state, "has lost the key")]
-            return super().perform(jobs)
+            return list(super().perform(jobs))
 
     experiment = tiny.experiment(per_round=6, rounds=1)
     found = summed(experiment, keys, Forgetful)
@@ -294,7 +294,7 @@ def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             if jobs[0].task.action == OPEN_SUM:
                 return [Done(None, job.state, "has lost the key") for job in jobs]
-            return super().perform(jobs)
+            return list(super().perform(jobs))
 
     said = r"no valid update .*no client could decrypt the sum \(has lost the key\)"
     with pytest.raises(RunStopped, match=said):
@@ -305,7 +305,7 @@ def test_a_sum_over_one_client_is_not_opened(keys: Path, caplog: pytest.LogCaptu
     class Deserted(Solo):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             assert all(job.task.action != OPEN_SUM for job in jobs)
-            done = super().perform(jobs)
+            done = list(super().perform(jobs))
             return [done[0], *(Done(None, job.state, "gone") for job in jobs[1:])]
 
     with pytest.raises(RunStopped, match="no valid update in 1 round"):

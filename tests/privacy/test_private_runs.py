@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from summing import far
 
 from fedtail import CReFF, FedAvg, FedtailError, GBMEp, Method, Privacy, RedGrape, run
 from fedtail.callbacks import Callback, Progress, Record
+from fedtail.forms import Form, Mean
+from fedtail.models import SplitModel
 from fedtail.privacy.accounting import Release, spent
+from fedtail.protocol import Payload
 from fedtail.training import GlobalPrior, PrivateProxyPrior, ProxyPrior
 
 
@@ -112,8 +116,9 @@ def test_a_budget_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
 def test_without_noise_worth_mentioning_it_is_the_equal_average_of_clipped_changes() -> None:
     # A huge budget and clip: FedAvg whose clients weigh the same.
     class Equal(FedAvg[Any]):
-        def weights(self, s: Any, updates: Any, server: Any) -> list[float]:
-            return [1.0] * len(updates)
+        def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+            whole = super().train_form(task, model, classes)
+            return replace(whole, how=dict.fromkeys(whole.how, Mean(by="")))
 
     found = run(everybody(epsilon=1e30, clip=1e3, noise=1e-12))
     expected = run(everybody(Equal(local=tiny.quick())))

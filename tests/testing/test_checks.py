@@ -19,10 +19,10 @@ from fedtail import (
     Method,
     ModelState,
     Payload,
+    Reduced,
     Server,
     SplitModel,
     Task,
-    Update,
     action,
 )
 from fedtail.testing import CHECKS, Case, CheckFailed, Outcome, attempt, check_method, outcomes
@@ -124,8 +124,8 @@ class Remembering(Base):
         self.seen.clear()
         return super().init(model, server)
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
-        new = super().aggregate(s, updates, server)
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
+        new = super().aggregate(s, found, server)
         self.seen.append(server.round)
         return replace(new, model={n: t * len(self.seen) for n, t in new.model.items()})
 
@@ -133,10 +133,10 @@ class Remembering(Base):
 class Counting(Base):
     """Takes for granted that client 0 answers."""
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
-        if 0 in server.cohort() and updates[0].client != 0:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
+        if 0 in server.cohort() and found.clients[0] != 0:
             raise ValueError("where is client 0?")
-        return super().aggregate(s, updates, server)
+        return super().aggregate(s, found, server)
 
 
 class Hasty(Base):
@@ -147,8 +147,8 @@ class Hasty(Base):
             raise ValueError("a round is missing")
         return super().broadcast(replace(s, prior=None), server)
 
-    def aggregate(self, s: ModelState, updates: list[Update], server: Server) -> ModelState:
-        new = super().aggregate(s, updates, server)
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
+        new = super().aggregate(s, found, server)
         return replace(new, prior=torch.tensor(server.round))
 
     def context(self, payload: Payload, client: Client) -> Any:

@@ -12,8 +12,7 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead, ScaledHead
-from fedtail.training import class_gradients, mean_by_class
-from fedtail.training.class_gradients import grad_group
+from fedtail.training import class_gradients
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -117,26 +116,3 @@ def test_augmented_as_in_training() -> None:
         model, model.classifier, federation.client(0), 2, generator=torch.Generator()
     )
     assert torch.equal(twice[1], 2 * plain[1])
-
-
-def test_the_mean_counts_clients_not_samples() -> None:
-    # Class 0: clients 0 and 1, (2 + 4) / 2; class 2: client 1 alone; class 1: nobody; row 3 of a
-    # client that invents a class is left out.
-    def group(classes: list[int], values: list[float]) -> dict[str, Tensor]:
-        v = torch.tensor(values)
-        parts = (torch.tensor(classes), v[:, None, None].expand(-1, 3, 2), v[:, None].expand(-1, 3))
-        return {k.removeprefix("grad/"): t for k, t in grad_group(parts).items()}
-
-    groups = [group([0], [2.0]), group([0, 2], [4.0, 5.0]), group([3], [9.0])]
-    classes, weight, bias = mean_by_class(groups, 3)
-    assert classes.tolist() == [0, 2]
-    assert weight[:, 0, 0].tolist() == [3.0, 5.0]
-    assert bias is not None
-    assert bias[:, 0].tolist() == [3.0, 5.0]
-    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
-
-
-def test_nobody_reported_and_no_bias() -> None:
-    empty = {"classes": torch.empty(0, dtype=torch.int64), "weight": torch.empty(0, 3, 2)}
-    classes, weight, bias = mean_by_class([empty, empty], 3)
-    assert (len(classes), weight.shape, bias) == (0, (0, 3, 2), None)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedtail.forms import defect
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Update
+from fedtail.reduce import reduced
 from fedtail.training import ClassPrior, GlobalPrior, LocalPrior
 from fedtail.training.priors import counts_form
 
@@ -41,7 +42,7 @@ def asked(prior: GlobalPrior, answering: list[int]) -> Tensor:
         for k in answering
     ]
     with pytest.raises(StopIteration) as end:
-        exchange.send(updates)
+        exchange.send(reduced(updates, prior.form(tasks[0].payload, MODEL, 3)))
     told: Tensor = end.value.value
     return told
 

@@ -16,6 +16,7 @@ from fedtail.data.federation import Federation
 from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
 from fedtail.protocol import Payload, Update, grouped
+from fedtail.reduce import reduced
 from fedtail.training import ClassPrior, Linear, PrivateProxyPrior, ProxyPrior
 from fedtail.training.proxy import Survey, mean_head, mean_index
 
@@ -64,7 +65,7 @@ def surveyed(
         client = tiny.client(data, k, model, round=0)
         updates.append(Update(k, prior.report(tasks[k].payload, client, STEP)))
     with pytest.raises(StopIteration) as end:
-        exchange.send(updates)
+        exchange.send(reduced(updates, prior.form(tasks[0].payload, model, C)))
     survey: Survey = end.value.value
     return survey
 

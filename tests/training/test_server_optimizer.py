@@ -165,9 +165,9 @@ def test_variances_take_the_average_itself(optimizer: ServerOptimizer) -> None:
     server = tiny.server(model, 2)
     method = FedAvg[ModelState](server_optimizer=optimizer)
     state = ModelState(tensors(0.0, 4.0))
-    state = method.aggregate(state, [update(0, 1, 1.0, 0.25), update(1, 3, 1.0, 1.25)], server)
+    state = tiny.after(method, state, [update(0, 1, 1.0, 0.25), update(1, 3, 1.0, 1.25)], server)
     assert float(state.model["0.running_var"]) == 1.0
-    state = method.aggregate(state, [update(0, 1, 1.0, 0.5), update(1, 3, 1.0, 0.5)], server)
+    state = tiny.after(method, state, [update(0, 1, 1.0, 0.5), update(1, 3, 1.0, 0.5)], server)
     assert float(state.model["0.running_var"]) == 0.5
     assert state.model["0.num_batches_tracked"].dtype == torch.int64
     # Only parameters are remembered.
@@ -179,7 +179,7 @@ def test_the_memory_of_one_round_serves_the_next() -> None:
     method = FedAvg[ModelState](server_optimizer=ServerSGD(momentum=0.5))
     server, state = tiny.server(normed(), 1), ModelState(tensors(0.0, 1.0))
     for expected in (1.0, 1.5):
-        state = method.aggregate(state, [update(0, 1, 1.0, 1.0)], server)
+        state = tiny.after(method, state, [update(0, 1, 1.0, 1.0)], server)
         assert float(state.model["0.weight"]) == expected
 
 
@@ -187,16 +187,16 @@ def test_a_step_changes_nothing_of_the_old_state() -> None:
     for optimizer in ALL:
         method = FedAvg[ModelState](server_optimizer=optimizer)
         server = tiny.server(normed(), 1)
-        old = method.aggregate(ModelState(tensors(0.0, 1.0)), [update(0, 1, 1.0, 1.0)], server)
+        old = tiny.after(method, ModelState(tensors(0.0, 1.0)), [update(0, 1, 1.0, 1.0)], server)
         kept = {name: tensor.clone() for name, tensor in flatten(old)[1].items()}
-        method.aggregate(old, [update(0, 1, 2.0, 1.0)], server)
+        tiny.after(method, old, [update(0, 1, 2.0, 1.0)], server)
         assert all(torch.equal(kept[n], t) for n, t in flatten(old)[1].items())
 
 
 def test_the_memory_is_part_of_the_state_that_is_saved() -> None:
     method = FedAvg[ModelState](server_optimizer=ServerAdam())
     server = tiny.server(normed(), 1)
-    state = method.aggregate(ModelState(tensors(0.0, 1.0)), [update(0, 1, 1.0, 1.0)], server)
+    state = tiny.after(method, ModelState(tensors(0.0, 1.0)), [update(0, 1, 1.0, 1.0)], server)
     again = restore(ModelState, *flatten(state))
     assert set(again.memory["0.weight"]) == {"m", "v", "t"}
     assert torch.equal(again.memory["0.weight"]["v"], state.memory["0.weight"]["v"])

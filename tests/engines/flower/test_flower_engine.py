@@ -58,7 +58,8 @@ class Counting(FedAvg[ModelState]):
         return Payload({"count": count, "x": x[:1] if order == "short" else x})
 
     def ask_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        return Form({"count": Like((1,)), "x": Like((2,))})
+        looks = {"count": Like((1,)), "x": Like((2,))}
+        return Form(looks).singly("the test looks at each")
 
     @action
     def forget(self, payload: Payload, client: Client) -> Payload:
@@ -89,7 +90,7 @@ def ask(*clients: int, action: str = "ask", **orders: str) -> list[Task]:
 
 
 def counts(replies: Any) -> dict[int, float]:
-    return {u.client: float(u.payload.tensors["count"]) for u in replies.updates}
+    return {u.client: float(u.payload.tensors["count"]) for u in replies.found.each}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
@@ -152,7 +153,7 @@ def test_a_client_that_forgets_begins_again(tmp_path: Path) -> None:
 def test_several_tasks_of_one_client_see_each_other_s_state(tmp_path: Path) -> None:
     engine = made(node_config={"state-dir": str(tmp_path)}).engine()
     replies = engine.perform(ask(0, 0, 1), 1, 3)
-    assert [float(u.payload.tensors["count"]) for u in replies.updates] == [1, 2, 1]
+    assert [float(u.payload.tensors["count"]) for u in replies.found.each] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,14 @@ class Bulky(FedAvg):
 
     def train_form(self, task, model, classes):
         extra = {"x": Like((100, 100, 256))}
-        return super().train_form(task, model, classes).group("extra", extra)
+        whole = super().train_form(task, model, classes).group("extra", extra)
+        return whole.singly("the test looks at each")
 
-    def aggregate(self, s, updates, server):
-        for update in updates:
+    def aggregate(self, s, found, server):
+        for update in found.each:
             extra = update.payload.tensors["extra/x"]
             assert torch.equal(extra, torch.full((100, 100, 256), 1.0 + update.client))
-        return super().aggregate(s, updates, server)
+        return super().aggregate(s, found, server)
 '''
 
 

@@ -1,0 +1,98 @@
+"""Exact sums over clients: whole numbers, so that no order of addition changes a bit.
+
+A number x becomes rint(x·2^f), and 64-bit integers are added. What a sum is then depends neither
+on who answered first nor on how clients were shared out to workers or nodes, and a part of a sum
+can be handed over as a sum. The one rounding is the same on every processor.
+
+Where the size of the numbers is known (a model, from the one that was sent) one integer holds them.
+Where it is not (gradients, moments) three hold all of 2^40 to 2^-86: the first is the number in
+multiples of 2^-2, the second what that leaves in multiples of 2^-44, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtail.forms import LARGEST
+
+MOST = 62
+"""No sum exceeds 2^62: an integer has 63 bits and a sign."""
+ADDENDS = 20
+"""Wide sums have room for 2^20 addends."""
+STEP = MOST - ADDENDS
+PIECE = 1 << 16
+"""How many numbers are added at a time: as many as a processor's cache holds."""
+MARGIN = 16
+"""A model's numbers may be 2^16 times those of the model that was sent."""
+
+
+class Frame(NamedTuple):
+    """How numbers become whole ones.
+
+    Attributes
+    ----------
+    shifts
+        f of each integer, ascending.
+    bound
+        The largest number, times its weight, that there is room for.
+    """
+
+    shifts: tuple[int, ...]
+    bound: float
+
+
+def wide() -> Frame:
+    """Return the frame of numbers whose size nobody knows, up to `LARGEST`."""
+    first = MOST - ADDENDS - round(math.log2(LARGEST))
+    return Frame(tuple(first + i * STEP for i in range(3)), LARGEST)
+
+
+def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
+    """Return the frame of weighted numbers like those sent.
+
+    Parameters
+    ----------
+    sent
+        What clients were given under the same name.
+    addends
+        How many there can be.
+    weight
+        The largest weight.
+    """
+    largest = float(sent.abs().max()) if sent.numel() else 0.0
+    bits = MARGIN + math.ceil(math.log2(max(1.0, largest)))
+    room = math.ceil(math.log2(max(1, addends))) + math.ceil(math.log2(max(1.0, weight)))
+    return Frame((MOST - bits - room,), 2.0**bits)
+
+
+def zeros(shape: Sequence[int], frame: Frame) -> list[Tensor]:
+    """Return an empty sum."""
+    return [torch.zeros(tuple(shape), dtype=torch.int64) for _ in frame.shifts]
+
+
+def add(total: Sequence[Tensor], numbers: Tensor, weight: float, frame: Frame) -> None:
+    """Add w·x to a sum, in place and piece by piece: nothing as large as x is made on the way."""
+    flat = numbers.detach().to("cpu").reshape(-1)
+    for start in range(0, flat.numel(), PIECE):
+        rest = flat[start : start + PIECE].to(torch.float64) * weight
+        for part, shift in zip(total, frame.shifts, strict=True):
+            whole = (rest * 2.0**shift).round_()
+            part.view(-1)[start : start + PIECE].add_(whole.to(torch.int64))
+            rest.sub_(whole.mul_(2.0**-shift))  # exact: it cancels the leading bits
+
+
+def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:
+    """Return a sum of addends as a number, in float64."""
+    pieces = [
+        part.to(torch.float64).mul_(2.0**-shift)
+        for part, shift in zip(parts, frame.shifts, strict=True)
+    ]
+    total = pieces[-1]  # small before large: the least is lost
+    for piece in reversed(pieces[:-1]):
+        total = total + piece
+    return total

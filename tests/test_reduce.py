@@ -1,0 +1,181 @@
+"""Updates added up as their form says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtail.forms import SAMPLES, ByClass, First, Form, Like, Mean, Total
+from fedtail.protocol import Payload, Scalar, Task, Update
+from fedtail.reduce import LARGE, Plan, frames_for, reduced, within_frames
+
+
+def update(client: int, scalars: dict[str, Scalar] | None = None, **tensors: list[float]) -> Update:
+    named = {name.replace("__", "/"): torch.tensor(t) for name, t in tensors.items()}
+    return Update(client, Payload(named, {"samples": 1, **(scalars or {})}))
+
+
+W = {"w": Like((2,))}
+
+
+def test_a_mean_by_samples() -> None:
+    # (1 · 4 + 3 · 8) / 4 and (1 · 0 + 3 · 2) / 4
+    form = Form().group("model", W).numbers(samples=SAMPLES)
+    found = reduced(
+        [
+            update(0, {"samples": 1}, model__w=[4.0, 0.0]),
+            update(1, {"samples": 3}, model__w=[8.0, 2.0]),
+        ],
+        form,
+    )
+    assert found["model"]["w"].tolist() == [7.0, 1.5]
+    assert found["model"]["w"].dtype == torch.float32
+    assert found.clients == (0, 1)
+    assert found.total("samples") == 4
+    assert found.mean("samples") == 2
+    assert found.each == ()
+
+
+def test_nobody_weighs_anything() -> None:
+    form = Form().group("model", W)
+    assert reduced([update(0, {"samples": 0}, model__w=[4.0, 0.0])], form)["model"] == {}
+    assert reduced([], form)["model"] == {}
+
+
+def test_all_who_have_samples_weigh_the_same() -> None:
+    form = Form().group("model", W, Mean(by=""))
+    updates = [
+        update(0, {"samples": 1}, model__w=[4.0, 0.0]),
+        update(1, {"samples": 99}, model__w=[8.0, 2.0]),
+        update(2, {"samples": 0}, model__w=[1e6, 1e6]),
+    ]
+    assert reduced(updates, form)["model"]["w"].tolist() == [6.0, 1.0]
+
+
+def test_a_mean_by_another_scalar() -> None:
+    form = Form().group("model", W, Mean(by="share"))
+    updates = [
+        update(0, {"share": 0.5}, model__w=[4.0, 0.0]),
+        update(1, {"share": 1.5}, model__w=[8.0, 4.0]),
+    ]
+    assert reduced(updates, form)["model"]["w"].tolist() == [7.0, 3.0]
+
+
+def test_parts() -> None:
+    form = Form().group("own", W, Mean(within="cluster"))
+    updates = [
+        update(0, {"cluster": 0}, own__w=[4.0, 0.0]),
+        update(1, {"cluster": 1}, own__w=[8.0, 2.0]),
+        update(2, {"cluster": 1, "samples": 3}, own__w=[0.0, 2.0]),
+    ]
+    found = reduced(updates, form)
+    assert found["own", 0]["w"].tolist() == [4.0, 0.0]
+    assert found["own", 1]["w"].tolist() == [2.0, 2.0]
+    assert found["own", 2] == {}
+    assert [found.count("own", i) for i in range(3)] == [1, 2, 0]
+
+
+def test_rows_by_class_are_means_over_their_senders() -> None:
+    # Class 0: clients 0 and 1, (2 + 4) / 2, whatever their samples; class 2: client 1 alone.
+    form = Form().group("grad", {"bias": Like((2,))}, ByClass(3))
+    one = Payload({"grad/classes": torch.tensor([0]), "grad/bias": torch.tensor([[2.0, 1.0]])})
+    two = Payload(
+        {"grad/classes": torch.tensor([0, 2]), "grad/bias": torch.tensor([[4.0, 1.0], [5.0, 6.0]])}
+    )
+    table = reduced([Update(0, one), Update(1, two)], form)["grad"]
+    assert table["classes"].tolist() == [0, 2]
+    assert table["bias"].tolist() == [[3.0, 1.0], [5.0, 6.0]]
+    none = Payload(
+        {"grad/classes": torch.zeros(0, dtype=torch.int64), "grad/bias": torch.zeros(0, 2)}
+    )
+    empty = reduced([Update(0, none)], form)["grad"]
+    assert (len(empty["classes"]), tuple(empty["bias"].shape)) == (0, (0, 2))
+
+
+def test_small_gradients_keep_their_direction() -> None:
+    # The grain of a sum is absolute, a cosine is not: 1e-9 must be as good as 1.
+    form = Form().group("grad", {"w": Like((50,))}, ByClass(1))
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(1, 50, generator=generator) for _ in range(3)]
+
+    def mean(scale: float) -> torch.Tensor:
+        sent = [{"grad/classes": torch.tensor([0]), "grad/w": row * scale} for row in rows]
+        return reduced([Update(k, Payload(t)) for k, t in enumerate(sent)], form)["grad"]["w"]
+
+    small, large = mean(1e-9), mean(1.0)
+    # Scaling rounds each float32 once: 6e-8.
+    torch.testing.assert_close(small * 1e9, large, rtol=1e-6, atol=1e-7)
+
+
+def test_totals_whole_numbers_and_the_first() -> None:
+    counts = {"all": Like((2,), torch.int64)}
+    form = (
+        Form()
+        .group("counts", counts, Total())
+        .group("model", {"steps": Like((), torch.int64)})
+        .group("model", {"mean": Like((1,))}, First())
+    )
+    sent = {
+        k: Payload(
+            {
+                "counts/all": torch.tensor([k, 2]),
+                "model/steps": torch.tensor(10 * k),
+                "model/mean": torch.tensor([float(k)]),
+            },
+            {"samples": 1},
+        )
+        for k in (3, 1, 2)
+    }
+    found = reduced([Update(k, payload) for k, payload in sent.items()], form)
+    assert found["counts"]["all"].tolist() == [6, 6]
+    assert int(found["model"]["steps"]) == 30
+    assert found["model"]["mean"].tolist() == [1.0]
+
+
+def test_who_needs_single_updates_says_why() -> None:
+    form = Form().group("model", W).singly("it looks at each")
+    updates = [update(1, model__w=[1.0, 1.0]), update(0, {"samples": 3}, model__w=[5.0, 5.0])]
+    found = reduced(updates, form)
+    assert [u.client for u in found.each] == [0, 1]
+    assert found["model"]["w"].tolist() == [4.0, 4.0]
+    assert found.weighed([0.0, 2.0])["model"]["w"].tolist() == [1.0, 1.0]
+
+
+class Asked:
+    """What a plan is made from."""
+
+    def form(self, task: Task) -> Form:
+        return (
+            Form().group("model", {"w": Like((LARGE,)), "b": Like((1,))}).numbers(samples=SAMPLES)
+        )
+
+    def announced(self, client: int) -> int:
+        return 100
+
+
+def test_large_tensors_are_bounded_by_what_was_sent() -> None:
+    # 2^16 times the largest number sent, but at least 2^16; small tensors are not.
+    sent = Payload({"model/w": torch.full((LARGE,), 3.0), "model/b": torch.zeros(1)})
+    plan = Plan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
+    assert list(plan.frames) == ["model/w"]
+    assert plan.of_task(Task(0, "train", sent)).tensors["model/w"].high == 2.0**18
+    assert plan.of_task(Task(0, "train", sent)).tensors["model/b"].high == 2.0**40
+    updates = [
+        Update(
+            k,
+            Payload(
+                {"model/w": torch.full((LARGE,), float(k)), "model/b": torch.ones(1)},
+                {"samples": 100},
+            ),
+        )
+        for k in (0, 1)
+    ]
+    assert torch.equal(plan.reduced(updates)["model"]["w"], torch.full((LARGE,), 0.5))
+
+
+@pytest.mark.parametrize("how", [Total(), First()])
+def test_only_means_of_what_was_sent_are_narrow(how: Total | First) -> None:
+    form = Form().group("model", {"w": Like((LARGE,))}, how)
+    tasks = [Task(0, "train", Payload({"model/w": torch.ones(LARGE)}))]
+    assert frames_for(form, tasks, 1) == {}
+    assert within_frames(form, {}) == form
