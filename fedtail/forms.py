@@ -67,6 +67,10 @@ class Mean(NamedTuple):
     within: str = ""
 
 
+BY_SAMPLES = Mean()
+"""How a group is added up if nothing is said."""
+
+
 class First(NamedTuple):
     """Take the one of the client with the lowest number, of those with the same `within`."""
 
@@ -123,7 +127,7 @@ class Form:
     why: str = ""
     noisy: bool = False
 
-    def group(self, name: str, tensors: Mapping[str, Like], how: How = Mean()) -> Form:  # noqa: B008
+    def group(self, name: str, tensors: Mapping[str, Like], how: How = BY_SAMPLES) -> Form:
         """Return the form with one more group."""
         more = grouped(name, tensors)
         return replace(
