@@ -31,7 +31,7 @@ demo: $(STAMP)  ## compare methods on the embedded digits, under three minutes
 demo-flower: $(STAMP)  ## CReFF on real Flower processes beside an embedded run, under five minutes
 	$(BIN)/python -m benchmarks.flower_overhead --demo --rounds 3
 
-test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under six minutes
+test: $(STAMP) lint  ## ruff, mypy --strict and pytest, under seven minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 	$(PLAIN_CPU) $(BIN)/python -m pytest -n 2 $(NUMERIC)
 
