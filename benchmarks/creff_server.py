@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.results_file import save
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.training.class_gradients import ClassGradients
 from fedtail.training.federated_features import (
     Head,

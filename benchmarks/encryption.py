@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.results_file import save
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.models import ModelSpec, build
 from fedtail.privacy.additive import WHOLE, Total, addends
 from fedtail.privacy.ckks import Adder, Keyholder, make_keys

@@ -18,7 +18,7 @@ from benchmarks.results_file import save
 from fedtail import Experiment, FedAvg, LocalTraining, Natural
 from fedtail.data.sources import Synthetic
 from fedtail.engines import Embedded
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.exchange import Ledger, drive
 from fedtail.setting import Setting, prepare
 
@@ -44,7 +44,7 @@ class Federated:
                 method=FedAvg(local=LocalTraining(lr=0.01, batch_size=10)),
             )
         )
-        self.engine = Embedded(self.setting.workplace())
+        self.engine = Embedded(self.setting.runtime())
         self.state: Any = self.setting.method.init(self.setting.model, self.setting.server(0))
         self.rounds = 0
 

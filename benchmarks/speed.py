@@ -22,7 +22,7 @@ from benchmarks.results_file import save
 from fedtail import IID, Arrays, Experiment, FedAvg, LocalTraining
 from fedtail.data.federation import laid_out
 from fedtail.engines import Embedded
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.exchange import Ledger, drive
 from fedtail.setting import Setting, prepare
 
@@ -107,7 +107,7 @@ def against_bare(case: Case, repeats: int) -> dict[str, float | str]:
     """Return the engine's throughput over the bare loop's, one thread each."""
     setting = setting_of(case, threads=1)
     bare = bare_loop(setting, case)
-    with numerics(1), closing(Embedded(setting.workplace())) as engine:
+    with numerics(1), closing(Embedded(setting.runtime())) as engine:
         ours = partial(federated_round, setting, engine)
         ours()
         bare()
@@ -120,8 +120,8 @@ def pool_against_threads(repeats: int) -> dict[str, float]:
     setting = setting_of(POOL, threads=1)
     with (
         numerics(2),
-        closing(Embedded(setting.workplace())) as alone,
-        closing(Embedded(setting.workplace(), workers=2, threads=1)) as pool,
+        closing(Embedded(setting.runtime())) as alone,
+        closing(Embedded(setting.runtime(), workers=2, threads=1)) as pool,
     ):
         one, two = (partial(federated_round, setting, engine) for engine in (alone, pool))
         one()

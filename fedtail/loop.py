@@ -24,8 +24,8 @@ from fedtail.callbacks import (
     trackers,
 )
 from fedtail.engines import Dropped, Embedded, Engine
+from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import bounded
-from fedtail.engines.workplace import numerics
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
@@ -85,10 +85,10 @@ def run(
         if folder is not None and not resume:
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
-        place = setting.workplace(guard.shield)
+        runtime = setting.runtime(guard.shield)
         workers, remarks = bounded(experiment.workers, setting.cohort)
         embedded = Embedded(
-            place,
+            runtime,
             workers,
             experiment.threads,
             experiment.plugins,
@@ -367,6 +367,6 @@ class Loop:
             self.folder.finish(tensors)
         for callback in self.callbacks:
             callback.on_end(history[-1], tensors)
-        network = self.setting.workplace().load_tested(tensors)
+        network = self.setting.runtime().load_tested(tensors)
         path = None if self.folder is None else self.folder.path
         return Result(history, tensors, network.module, state, path)

@@ -19,7 +19,7 @@ from fedtail.rng import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
     from fedtail.data.federation import ClientData, ServerData
-    from fedtail.models.split import SplitModel
+    from fedtail.models.split_model import SplitModel
     from fedtail.reduce import Reduced
 
 ClientId = int

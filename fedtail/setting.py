@@ -13,13 +13,13 @@ from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, make_split
-from fedtail.engines import Workplace
-from fedtail.engines.workplace import Shielding
+from fedtail.engines import Runtime
+from fedtail.engines.runtime import Shielding
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.models import build, with_cosine_heads
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
@@ -84,9 +84,9 @@ class Setting:
             data=self.federation.server_data(self.split.server),
         )
 
-    def workplace(self, shield: Shielding | None = None) -> Workplace:
+    def runtime(self, shield: Shielding | None = None) -> Runtime:
         """Return the place where tasks are done, and updates protected before they leave."""
-        return Workplace(
+        return Runtime(
             self.federation,
             self.method,
             self.base,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedtail import Experiment
 from fedtail.engines import Embedded
-from fedtail.engines.crew import Crew, Solo
+from fedtail.engines.executor import Executor, Serial
 from fedtail.engines.protected import Protected
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.runtime import Runtime
 from fedtail.loop import Loop
 from fedtail.privacy.ckks import Adder
 from fedtail.privacy.shield import Shield
@@ -20,13 +20,13 @@ from fedtail.setting import prepare
 def summed(
     experiment: Experiment,
     keys: Path | None = None,
-    crew: Callable[[Workplace], Crew] = Solo,
+    executor: Callable[[Runtime], Executor] = Serial,
 ) -> Result:
     """Run with protected updates, encrypted if there are keys, and hands of one's own."""
     setting = prepare(experiment)
-    place = setting.workplace(Shield(keys))
-    embedded = Embedded(place)
-    embedded.crew = crew(place)
+    runtime = setting.runtime(Shield(keys))
+    embedded = Embedded(runtime)
+    embedded.executor = executor(runtime)
     engine = Protected(embedded, None if keys is None else Adder.open(keys))
     return Loop(setting, engine, None, ()).run(False)
 

@@ -14,7 +14,7 @@ import torch
 
 from fedtail import Callback, FedAvg, FedtailError, Payload, RunStopped, run
 from fedtail.callbacks import Progress
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.errors import is_wrong_input
 from fedtail.exchange import EMPTY_ROUNDS
 from fedtail.folder import RunFolder
@@ -128,7 +128,7 @@ def test_if_all_of_them_fail_dropping_does_not_help(tmp_path: Path) -> None:
     )
 
 
-class Spoiled(Solo):
+class Spoiled(Serial):
     """Hands that lose all answers of some rounds."""
 
     rounds: tuple[int, ...] = ()

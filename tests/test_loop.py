@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedtail import Callback, FedAvg, FedtailError, GlobalPrior, Payload, RunStopped, run
 from fedtail.callbacks import Record, Snapshot
-from fedtail.engines.crew import Done, Job, Solo
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.executor import Done, Job, Serial
+from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, Like, Total
 from fedtail.methods import ModelState, action
 from fedtail.models import SplitModel
@@ -50,20 +50,20 @@ class Watch(Callback):
 class Faulty:
     """Hands that spoil the answers of some clients in some rounds."""
 
-    place: Workplace
+    runtime: Runtime
     spoiled: Sequence[tuple[int, int]]  # (round, client)
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
         return [
             Done(None, job.state, "lost") if self._is_bad(job) else done
-            for job, done in zip(jobs, Solo(self.place).perform(jobs), strict=True)
+            for job, done in zip(jobs, Serial(self.runtime).perform(jobs), strict=True)
         ]
 
     def _is_bad(self, job: Job) -> bool:
         return (job.clock.round, job.task.client) in self.spoiled
 
     def evaluate(self, tensors: Any) -> Any:
-        return Solo(self.place).evaluate(tensors)
+        return Serial(self.runtime).evaluate(tensors)
 
     def close(self) -> None:
         """Nothing was started."""
@@ -122,7 +122,7 @@ def test_the_preliminary_exchange_is_paid_in_the_first_round() -> None:
 
 def test_a_client_that_was_lost_costs_what_it_was_sent() -> None:
     everyone = tiny.experiment(rounds=1, per_round=6)
-    result = tiny.run_with(everyone, lambda place: Faulty(place, [(1, 2)]))
+    result = tiny.run_with(everyone, lambda runtime: Faulty(runtime, [(1, 2)]))
     (record,) = result.history
     assert record["traffic"]["2"] == [MODEL_BYTES, 0]
     assert record["clients"] == [0, 1, 3, 4, 5]
@@ -155,7 +155,7 @@ def test_a_round_without_a_valid_update_keeps_the_model_and_says_so() -> None:
 
     # Execute
     lost = [(2, k) for k in range(6)]
-    result = tiny.run_with(chosen, lambda place: Faulty(place, lost), [watch])
+    result = tiny.run_with(chosen, lambda runtime: Faulty(runtime, lost), [watch])
 
     # Assert
     after = [digest(snapshot.state.model) for snapshot in watch.snapshots]
@@ -168,21 +168,21 @@ def test_a_round_without_a_valid_update_keeps_the_model_and_says_so() -> None:
 def test_too_few_updates_stop_the_run() -> None:
     chosen = tiny.experiment(per_round=6, min_clients=5)
     with pytest.raises(RunStopped, match="round 2 has 4 valid updates, fewer than min_clients = 5"):
-        tiny.run_with(chosen, lambda place: Faulty(place, [(2, 0), (2, 1)]))
+        tiny.run_with(chosen, lambda runtime: Faulty(runtime, [(2, 0), (2, 1)]))
 
 
 def test_answers_to_the_preliminary_question_are_no_updates() -> None:
     method: FedAvg[ModelState] = FedAvg(local=tiny.quick(), prior=GlobalPrior())
     chosen = tiny.experiment(method, per_round=6, min_clients=5)
     with pytest.raises(RunStopped, match="round 1 has 4 valid updates"):
-        tiny.run_with(chosen, lambda place: Faulty(place, [(1, 0), (1, 1)]))
+        tiny.run_with(chosen, lambda runtime: Faulty(runtime, [(1, 0), (1, 1)]))
 
 
 def test_no_answer_to_the_preliminary_question_stops_the_run() -> None:
     chosen = tiny.experiment(FedAvg(local=tiny.quick(), prior=GlobalPrior()))
     lost = [(0, k) for k in range(6)]
     with pytest.raises(RunStopped, match="no client answered the preliminary exchange"):
-        tiny.run_with(chosen, lambda place: Faulty(place, lost))
+        tiny.run_with(chosen, lambda runtime: Faulty(runtime, lost))
 
 
 class Afterwards(FedAvg[ModelState]):
@@ -250,7 +250,7 @@ def _final_bias_of_the_test() -> list[float]:
     """Return what the last test added to the bias."""
     seen: list[dict[str, Tensor]] = []
 
-    class Seeing(Solo):
+    class Seeing(Serial):
         def evaluate(self, tensors: Any) -> Any:
             seen.append(dict(tensors))
             return super().evaluate(tensors)

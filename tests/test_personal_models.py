@@ -11,8 +11,8 @@ import tiny
 import torch
 
 from fedtail import Callback, FedAvg, ModelState, Payload, RunStopped, run
-from fedtail.engines.crew import Solo
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.executor import Serial
+from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, like
 from fedtail.loop import MODELS_AT_ONCE
 from fedtail.methods import action
@@ -139,7 +139,7 @@ def test_if_none_of_them_can_be_tested_the_run_stops(policy: str) -> None:
 def test_only_a_few_models_are_in_memory() -> None:
     sizes: list[int] = []
 
-    class Counting(Solo):
+    class Counting(Serial):
         def perform(self, jobs: Any) -> Any:
             sizes.append(len(jobs))
             return list(super().perform(jobs))
@@ -148,7 +148,7 @@ def test_only_a_few_models_are_in_memory() -> None:
     samples = len(owner["y_train"])
     owner["client_train"] = torch.arange(samples).numpy() % 20
     chosen = tiny.experiment(Constant(), rounds=1).but(data=type(tiny.source())(**owner))
-    result = tiny.run_with(chosen, lambda place: Counting(place))
+    result = tiny.run_with(chosen, lambda runtime: Counting(runtime))
     assert result.metrics["personal"]["models"] == 20
     assert sizes == [4, MODELS_AT_ONCE, MODELS_AT_ONCE, 20 - 2 * MODELS_AT_ONCE]
 
@@ -156,7 +156,7 @@ def test_only_a_few_models_are_in_memory() -> None:
 def test_separate_hands_and_resuming_give_the_same_numbers(tmp_path: Path) -> None:
     chosen = tiny.experiment(Constant(local=tiny.quick()))
     alone = run(chosen, out=tmp_path / "run")
-    apart = tiny.run_with(chosen, lambda place: tiny.Isolated(place))
+    apart = tiny.run_with(chosen, lambda runtime: tiny.Isolated(runtime))
     assert [plain(r) for r in alone.history] == [plain(r) for r in apart.history]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1])["personal"] == alone.metrics["personal"]
@@ -165,12 +165,12 @@ def test_separate_hands_and_resuming_give_the_same_numbers(tmp_path: Path) -> No
 def test_the_streams_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a client draws for its own model is drawn neither in training nor after it.
     turns: list[int] = []
-    perform = Workplace.perform
+    perform = Runtime.perform
 
-    def noting(self: Workplace, task: Task, state: Any, clock: Any) -> Payload:
+    def noting(self: Runtime, task: Task, state: Any, clock: Any) -> Payload:
         turns.append(clock.turn)
         return perform(self, task, state, clock)
 
-    monkeypatch.setattr(Workplace, "perform", noting)
+    monkeypatch.setattr(Runtime, "perform", noting)
     run(tiny.experiment(Constant(local=tiny.quick()), rounds=1))
     assert turns == [0] * 4 + [2_000_000] * 6

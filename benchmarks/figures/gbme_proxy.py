@@ -33,7 +33,7 @@ from benchmarks.figures.common import (
 )
 from fedtail import Client, PrivateProxyPrior
 from fedtail.engines import Embedded
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.setting import prepare
 from fedtail.training.proxy import lpi
 
@@ -67,7 +67,7 @@ def survey(protocol: Plain, seed: int) -> Survey:
     state = setting.method.init(setting.model, server)
     with (
         numerics(setting.experiment.threads),
-        closing(Embedded(setting.workplace())) as engine,
+        closing(Embedded(setting.runtime())) as engine,
     ):
         tasks = next(setting.method.setup(state, server))
         replies = engine.perform(tasks, server.round, server.rounds)

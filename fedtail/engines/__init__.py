@@ -2,6 +2,6 @@
 
 from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.engines.embedded import Embedded
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.runtime import Runtime
 
-__all__ = ["Dropped", "Embedded", "Engine", "Replies", "Workplace"]
+__all__ = ["Dropped", "Embedded", "Engine", "Replies", "Runtime"]

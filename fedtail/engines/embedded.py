@@ -10,8 +10,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Replies
-from fedtail.engines.crew import Crew, Done, Job, Pool, Solo
-from fedtail.engines.workplace import Clock, Workplace
+from fedtail.engines.executor import Done, Executor, Job, Pool, Serial
+from fedtail.engines.runtime import Clock, Runtime
 from fedtail.forms import Form, defect, not_finite
 from fedtail.metrics import Evaluation
 from fedtail.protocol import OPEN_SUM, ClientId, Task, Tensors, Update
@@ -26,7 +26,7 @@ class Embedded:
 
     Parameters
     ----------
-    place
+    runtime
         The data, the method and the model.
     workers
         How many worker processes; 0 for none.
@@ -42,7 +42,7 @@ class Embedded:
 
     def __init__(
         self,
-        place: Workplace,
+        runtime: Runtime,
         workers: int = 0,
         threads: int = 1,
         plugins: Sequence[str] = (),
@@ -50,10 +50,10 @@ class Embedded:
         seconds: float = math.inf,
     ) -> None:
         self.states: ClientStates = {}
-        self.place = place
-        self.crew: Crew = Solo(place, drop=drop)
+        self.runtime = runtime
+        self.executor: Executor = Serial(runtime, drop=drop)
         if workers:
-            self.crew = Pool(place, workers, threads, plugins, drop, seconds)
+            self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
         self._round = -1
         self._first_turn = 0
         self._turns: Counter[ClientId] = Counter()
@@ -72,7 +72,7 @@ class Embedded:
                     Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
                     for task, clock in wave
                 ]
-                for job, done in zip(jobs, self.crew.perform(jobs), strict=True):
+                for job, done in zip(jobs, self.executor.perform(jobs), strict=True):
                     task = job.task
                     sent = traffic.setdefault(task.client, [0, 0])
                     sent[0] += task.payload.nbytes
@@ -95,11 +95,11 @@ class Embedded:
 
     def form(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
-        return self.place.form(task)
+        return self.runtime.form(task)
 
     def announced(self, client: ClientId) -> int | None:
         """Return how many samples a client said at the start that it has; none if nothing did."""
-        return self.place.federation.size(client)
+        return self.runtime.federation.size(client)
 
     def after_training(self, round: int, test: bool = False) -> None:
         """Count turns from a number that no round reaches.
@@ -112,11 +112,11 @@ class Embedded:
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
-        return self.crew.evaluate(tensors)
+        return self.executor.evaluate(tensors)
 
     def close(self) -> None:
         """Stop the workers."""
-        self.crew.close()
+        self.executor.close()
 
     def _waves(
         self, tasks: Sequence[Task], round: int, rounds: int
@@ -138,7 +138,7 @@ class Embedded:
 
     def _plan(self, tasks: Sequence[Task]) -> Plan:
         """Return how the answers are added up, before any task is done; sealed ones are not."""
-        if self.place.shield is not None:
+        if self.runtime.shield is not None:
             return Plan({}, Form().singly("it is sealed"), {})
         return Plan.of(tasks, self)
 
@@ -146,7 +146,7 @@ class Embedded:
         """Return what came of a task, with a reason in place of an answer that cannot be used."""
         if done.payload is None:
             return done
-        if self.place.shield is not None:  # held against the form before it was sealed
+        if self.runtime.shield is not None:  # held against the form before it was sealed
             reason = not_finite(done.payload)
         else:
             reason = defect(done.payload, plan.of_task(task), self.announced(task.client))

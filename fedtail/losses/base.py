@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
-from fedtail.models.split import Output
+from fedtail.models.split_model import Output
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from fedtail.losses.balanced_softmax import BalancedSoftmax
 from fedtail.losses.base import LocalLoss, LossContext
-from fedtail.models.split import Output
+from fedtail.models.split_model import Output
 
 
 @LocalLoss.register("lade")

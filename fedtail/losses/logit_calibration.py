@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedtail.errors import FedtailError
 from fedtail.losses.base import LocalLoss, LossContext
-from fedtail.models.split import Output
+from fedtail.models.split_model import Output
 
 
 @LocalLoss.register("logit_calibration")

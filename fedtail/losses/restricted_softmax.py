@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail.losses.base import LocalLoss, LossContext
-from fedtail.models.split import Output
+from fedtail.models.split_model import Output
 
 
 @LocalLoss.register("restricted_softmax")

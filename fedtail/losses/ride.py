@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedtail.losses.base import LocalLoss, LossContext
 from fedtail.losses.ldam import LDAMLoss
-from fedtail.models.split import Output
+from fedtail.models.split_model import Output
 
 
 @LocalLoss.register("ride")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Client, Payload
 from fedtail.training import BatchSampler, ClassBalanced, Shuffled, normalisable
 

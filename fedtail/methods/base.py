@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from fedtail.forms import ByClass, Form, Like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server
 from fedtail.reduce import Reduced
 from fedtail.training.mean_loss import mean_loss

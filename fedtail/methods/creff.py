@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtail.forms import ByClass, Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Sum, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import (

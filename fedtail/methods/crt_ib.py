@@ -19,7 +19,7 @@ from torch import Tensor
 from fedtail.forms import Form
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training import BatchSampler, ClassBalanced
 from fedtail.training.balanced import constant_features

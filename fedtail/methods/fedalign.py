@@ -26,7 +26,7 @@ from fedtail.forms import Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.slim import Slim, last_block, top_singular_value, transmitting_matrix
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server
 from fedtail.reduce import Reduced
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Method, action
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
     Client,
     Exchange,

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import update_bn
 from fedtail.forms import Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Tensors
 from fedtail.reduce import Reduced
 from fedtail.rng import contained

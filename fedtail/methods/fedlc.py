@@ -25,7 +25,7 @@ from fedtail.losses import LocalLoss, LogitCalibration
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.metrics.deviation import Deviation, head_deviation
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Payload, Server
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import linear_head

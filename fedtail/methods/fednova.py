@@ -21,7 +21,7 @@ from fedtail.forms import Form, Mean, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import LocalRun, ModelState
 from fedtail.methods.fedprox import FedProx
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server
 from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd

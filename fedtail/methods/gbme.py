@@ -29,7 +29,7 @@ from fedtail.losses import BalancedSoftmax, LocalLoss
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.experts import ExpertModel, with_experts
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
     Client,
     ClientId,

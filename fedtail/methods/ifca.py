@@ -25,7 +25,7 @@ from fedtail.forms import Form, Like, Number, Total, renamed
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.ensemble import Ensemble, as_member, of_member
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.mean_loss import mean_loss

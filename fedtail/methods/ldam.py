@@ -19,7 +19,7 @@ from fedtail.losses import LDAMLoss, LocalLoss, RIDELoss
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.experts import with_cosine_heads
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 
 @Method.register("ldam")

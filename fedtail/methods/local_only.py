@@ -20,7 +20,7 @@ from torch import Tensor
 from fedtail.forms import COUNT, SAMPLES, Form, Mean, like
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, grouped
 from fedtail.reduce import Reduced
 

@@ -24,7 +24,7 @@ from fedtail.errors import FedtailError
 from fedtail.losses import LocalLoss, PaCoLoss
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Tensors, grouped
 from fedtail.training import normalisable
 

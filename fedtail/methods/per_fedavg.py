@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtail.forms import Form
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload, Server, Task
 from fedtail.training import normalisable
 

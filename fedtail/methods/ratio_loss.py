@@ -23,7 +23,7 @@ from fedtail.data.federation import ServerData
 from fedtail.losses import LocalLoss, WeightedCrossEntropy
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import batch_gradients, linear_head

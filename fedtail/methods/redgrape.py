@@ -22,7 +22,7 @@ from torch.nn import functional
 from fedtail.forms import COUNT, ByClass, Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule

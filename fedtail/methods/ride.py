@@ -20,7 +20,7 @@ from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.methods.ldam import scale_for
 from fedtail.models.experts import with_cosine_heads, with_experts
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 
 @Method.register("ride")

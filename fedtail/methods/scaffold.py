@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtail.forms import Form, Mean, Number, like
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd

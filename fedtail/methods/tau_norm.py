@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.heads import class_axis
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server
 
 

@@ -10,7 +10,7 @@ from fedtail.models.resnet import ResNet8, ResNet32, ResNet32Experts, ResNet56
 from fedtail.models.resnet_large import ResNet18, ResNet50, ResNeXt50
 from fedtail.models.signal import SignalCNN
 from fedtail.models.spec import ModelSpec
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 
 __all__ = [
     "CNN",

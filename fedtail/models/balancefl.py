@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail.models.blocks import FanInConv, basic, pooled, small_stem, stages
 from fedtail.models.heads import ScaledHead
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 _SCALE = "factor of all logits: 2 in the authors' run of BalanceFL on CIFAR-10, else 1"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
 from fedtail.models.probe import reset
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedtail.errors import FedtailError
 from fedtail.models.heads import CosineHead
 from fedtail.models.probe import last_registered, reset
-from fedtail.models.split import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel
 
 
 class MeanHeads(nn.ModuleList):

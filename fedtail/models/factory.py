@@ -15,7 +15,7 @@ from torch import nn
 from fedtail.errors import FedtailError, sentence
 from fedtail.models.probe import last_executed
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 ModelLike = ModelSpec | str | Mapping[str, Any] | nn.Module | Callable[..., Any]
 """What `build` takes."""

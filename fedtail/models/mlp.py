@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 from torch import nn
 
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 
 @ModelSpec.register("mlp")

@@ -13,7 +13,7 @@ from torch import nn
 from fedtail.models.blocks import FanInConv, basic, bottleneck, residual, small_stem
 from fedtail.models.experts import ExpertModel, experts
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 
 @ModelSpec.register("resnet8")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedtail.models.blocks import Block, basic, bottleneck, large_stem, residual, small_stem
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 Stem = Literal["cifar", "imagenet"]
 _STEM = "first layers: cifar (3x3, keeps 32x32) or imagenet (7x7 and pool, a quarter of the size)"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
 from fedtail.models.spec import ModelSpec, Shape
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 
 class ChannelsFirst(nn.Module):

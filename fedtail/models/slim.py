@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtail.errors import FedtailError
 from fedtail.models.blocks import PadShortcut
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

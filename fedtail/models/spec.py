@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 Shape = tuple[int, ...]
 

@@ -18,12 +18,12 @@ from torch.nn import functional
 
 from fedtail.callbacks import Checkpoint
 from fedtail.engines import Embedded
-from fedtail.engines.workplace import Clock, Workplace, numerics
+from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
 from fedtail.methods.base import why_not_a_sum
 from fedtail.models.heads import class_axis
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.privacy.additive import Total, addends
 from fedtail.privacy.attacks import (
     LabelGuess,
@@ -138,8 +138,8 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
         raise FedtailError(f"'{folder.path}' is not finished: an audit examines what is shipped")
     experiment, method = setting.experiment, setting.method
     with numerics(experiment.threads):
-        place = setting.workplace()
-        witnessed = first_round(setting, place)
+        runtime = setting.runtime()
+        witnessed = first_round(setting, runtime)
         counts = {w.task.client: w.client.counts for w in witnessed}
         refused = why_not_a_sum(method)
         shown = {NOTHING: plain_view(witnessed)}
@@ -162,23 +162,23 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
             classes=setting.dataset.num_classes,
             views=views,
             refused=refused,
-            member_advantage=member_advantage(place, tensors),
-            features=made_features(folder, setting, place),
+            member_advantage=member_advantage(runtime, tensors),
+            features=made_features(folder, setting, runtime),
         )
 
 
-def first_round(setting: Setting, place: Workplace) -> list[Witnessed]:
+def first_round(setting: Setting, runtime: Runtime) -> list[Witnessed]:
     """Do the first exchange of round 1 again, with every client."""
     from fedtail.exchange import Ledger, drive  # the loop knows the guard, which knows this package
 
     method, server = setting.method, setting.server(0)
     state = method.init(setting.model, server)
-    engine = Embedded(place)
+    engine = Embedded(runtime)
     state = drive(method.setup(state, server), state, engine, server, Ledger())
     everybody: Server = replace(setting.server(1), per_round=len(setting.federation))
     found, rounds = [], setting.experiment.rounds
     for task in next(method.round(state, everybody), []):
-        answer = place.perform(task, dict(engine.states.get(task.client, {})), Clock(1, rounds))
+        answer = runtime.perform(task, dict(engine.states.get(task.client, {})), Clock(1, rounds))
         federation = setting.federation
         client = Client(
             id=task.client,
@@ -270,9 +270,9 @@ def row_sizes(seen: Seen, num_classes: int) -> Tensor | None:
     return None
 
 
-def member_advantage(place: Workplace, tensors: Mapping[str, Tensor]) -> float | None:
+def member_advantage(runtime: Runtime, tensors: Mapping[str, Tensor]) -> float | None:
     """Attack the shipped model: tell training samples from test samples by small losses."""
-    model, federation = place.load_tested(tensors), place.federation
+    model, federation = runtime.load_tested(tensors), runtime.federation
     some = torch.unique(torch.linspace(0, len(federation.order) - 1, MOST).long())
     positions = federation.order[some]
     everyone = replace(
@@ -294,7 +294,7 @@ def losses(model: SplitModel, x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x), y, reduction="none").cpu()
 
 
-def made_features(folder: RunFolder, setting: Setting, place: Workplace) -> Likeness | None:
+def made_features(folder: RunFolder, setting: Setting, runtime: Runtime) -> Likeness | None:
     """Compare features that the server made with those of real samples, where a state has some."""
     state = setting.method.init(setting.model, setting.server(0))
     checkpoint = Checkpoint(folder.checkpoint)

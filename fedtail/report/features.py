@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from fedtail.data.augment import normalised
 from fedtail.data.federation import Federation, laid_out
-from fedtail.engines.workplace import TEST_BATCH, numerics
+from fedtail.engines.runtime import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import MADE_IN_PYTHON, Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble
 from fedtail.models.heads import CosineHead, class_axis
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.report.lines import Line
 from fedtail.report.runs import Run
@@ -181,7 +181,7 @@ def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
 
 def load_model(path: Path, setting: Setting) -> SplitModel:
     """Return the model that a run ships, ready to be tested."""
-    return setting.workplace().load_tested(RunFolder(path).shipped())
+    return setting.runtime().load_tested(RunFolder(path).shipped())
 
 
 def classifier_norms(model: SplitModel) -> np.ndarray:

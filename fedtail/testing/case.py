@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from fedtail.engines.crew import Done, Job
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.executor import Done, Job
+from fedtail.engines.runtime import Runtime
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.loop import run
@@ -111,8 +111,8 @@ class Case:
 def _recorded(case: Case) -> tuple[Result, Waves]:
     made: list[Recorder] = []
 
-    def hands(place: Workplace) -> Recorder:
-        made.append(Recorder(place))
+    def hands(runtime: Runtime) -> Recorder:
+        made.append(Recorder(runtime))
         return made[0]
 
     chosen = case.experiment(per_round=len(federation.COUNTS), eval_every=3)

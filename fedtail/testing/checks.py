@@ -20,8 +20,8 @@ import torch
 from pydantic import BaseModel
 
 from fedtail.config import Config
-from fedtail.engines.crew import Job
 from fedtail.engines.embedded import TESTING
+from fedtail.engines.executor import Job
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.forms import Form
 from fedtail.loop import run
@@ -104,9 +104,9 @@ def every_action_has_a_form(case: Case) -> None:
     for name in sorted(case.method.actions()):
         found = callable(getattr(case.method, f"{name}_form", None))
         expect(found, f"action '{name}' has no '{name}_form(self, task, model, classes)'")
-    place = prepare(case.experiment()).workplace()
+    runtime = prepare(case.experiment()).runtime()
     for task in {job.task.action: job.task for job, _ in case.messages()}.values():
-        declared = place.form(task)
+        declared = runtime.form(task)
         expect(isinstance(declared, Form), f"'{task.action}_form' returns no Form: {declared!r}")
 
 

@@ -13,9 +13,9 @@ import torch
 
 from fedtail.callbacks import Callback, Record
 from fedtail.engines import Embedded
-from fedtail.engines.crew import Crew, Done, Job, Solo, attempt
+from fedtail.engines.executor import Done, Executor, Job, Serial, attempt
+from fedtail.engines.runtime import Runtime, numerics
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
-from fedtail.engines.workplace import Workplace, numerics
 from fedtail.experiment import Experiment
 from fedtail.loop import Loop
 from fedtail.metrics import Evaluation
@@ -27,13 +27,13 @@ from fedtail.testing.federation import CLASSES
 
 def run_with(
     chosen: Experiment,
-    crew: Callable[[Workplace], Crew],
+    executor: Callable[[Runtime], Executor],
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run an experiment with other hands than the usual ones."""
     setting = prepare(chosen)
-    engine = Embedded(setting.workplace())
-    engine.crew = crew(setting.workplace())
+    engine = Embedded(setting.runtime())
+    engine.executor = executor(setting.runtime())
     with numerics(chosen.threads):  # as `run` does: more threads give other bits
         return Loop(setting, engine, None, callbacks).run(False)
 
@@ -41,13 +41,13 @@ def run_with(
 class Isolated:
     """What a pool of two workers does, without the processes.
 
-    Each job is done on one of two separate copies of the workplace, last job first, and everything
+    Each job is done on one of two separate copies of the runtime, last job first, and everything
     crosses the wire as bytes. A method that leaves something behind in the model, on itself or in a
     payload gives other bits here than in one process.
     """
 
-    def __init__(self, place: Workplace) -> None:
-        self.places = [_copied(place), _copied(place)]
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtimes = [_copied(runtime), _copied(runtime)]
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
         """Do the jobs in reverse, by turns on the two copies."""
@@ -57,7 +57,7 @@ class Isolated:
     def _one(self, number: int, job: Job) -> Done:
         task = type(job.task)(job.task.client, job.task.action, unpack(pack(job.task.payload)))
         state = unpack_tensors(pack_tensors(job.state), "a state")
-        done = attempt(self.places[number % 2], Job(task, state, job.clock))
+        done = attempt(self.runtimes[number % 2], Job(task, state, job.clock))
         if done.payload is None:
             return done
         kept = unpack_tensors(pack_tensors(done.state), "a state")
@@ -65,25 +65,25 @@ class Isolated:
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test on the second copy."""
-        place = self.places[1]
-        tested = place.load_tested(unpack_tensors(pack_tensors(tensors), "a model"))
-        parts = [place.evaluate(tested, *part) for part in place.test_ranges()]
+        runtime = self.runtimes[1]
+        tested = runtime.load_tested(unpack_tensors(pack_tensors(tensors), "a model"))
+        parts = [runtime.evaluate(tested, *part) for part in runtime.test_ranges()]
         return sum(parts, start=Evaluation.empty(CLASSES))
 
     def close(self) -> None:
         """Nothing was started."""
 
 
-def _copied(place: Workplace) -> Workplace:
-    method, base, model = copy.deepcopy((place.method, place.base, place.model))
-    return Workplace(place.federation, method, base, model, place.seed, place.device)
+def _copied(runtime: Runtime) -> Runtime:
+    method, base, model = copy.deepcopy((runtime.method, runtime.base, runtime.model))
+    return Runtime(runtime.federation, method, base, model, runtime.seed, runtime.device)
 
 
-class Recorder(Solo):
+class Recorder(Serial):
     """Keeps every message that passes."""
 
-    def __init__(self, place: Workplace) -> None:
-        super().__init__(place)
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
         self.waves: list[list[tuple[Job, Done]]] = []
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
@@ -94,7 +94,7 @@ class Recorder(Solo):
 
 
 @dataclass(frozen=True)
-class Spoiler(Solo):
+class Spoiler(Serial):
     """Spoils what comes of some of the jobs.
 
     Attributes

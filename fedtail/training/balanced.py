@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.training.local import normalisable
 
 Statistics = Literal["batch", "update", "running"]

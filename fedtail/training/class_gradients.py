@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fedtail.data.batch_augment import one_change
 from fedtail.data.federation import ClientData
-from fedtail.data.siamese import siamese
 from fedtail.errors import FedtailError
 from fedtail.forms import Like, like
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Tensors
 
 ClassGradients = tuple[Tensor, Tensor, Tensor | None]
@@ -80,7 +80,7 @@ def augmented_gradients(
     """Return the mean gradient of each class over repeats of a few samples, as CReFF's code does.
 
     Each repeat draws at most `samples` samples of the class and changes all of them in one random
-    way (`fedtail.data.siamese`). The other parameters are those of `class_gradients`.
+    way (`fedtail.data.batch_augment`). The other parameters are those of `class_gradients`.
     """
     classes = torch.unique(data.labels)
 
@@ -90,7 +90,7 @@ def augmented_gradients(
             for _ in range(repeats):
                 drawn = torch.randperm(len(mine), generator=generator)[:samples]
                 x, y = data.batch(mine[drawn])
-                yield siamese(x, generator), y
+                yield one_change(x, generator), y
 
     return batch_gradients(model, head, batches(), classes, num_classes)
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Server, Tensors
 from fedtail.training.federated_features import Head
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedtail.data.federation import ServerData
 from fedtail.errors import FedtailError
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Server, Tensors
 from fedtail.rng import contained
 from fedtail.training.local import LocalTraining, normalisable

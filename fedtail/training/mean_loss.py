@@ -6,7 +6,7 @@ import torch
 
 from fedtail.data.federation import ClientData
 from fedtail.losses import LocalLoss, LossContext
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 
 BATCH = 500
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.federation import ClientData
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Tensors
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtail.config import Component, Registry
 from fedtail.forms import Form, Like, Total
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Sum, Task, Tensors
 from fedtail.training.local import LocalTraining
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from fedtail.errors import FedtailError
 from fedtail.forms import SAMPLES, Form, Like
 from fedtail.models.heads import class_axis
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.privacy.gaussian import (
     add_noise,
     analytic_sigma,

@@ -17,7 +17,7 @@ import tiny
 import torch
 
 from fedtail import Arrays, Experiment, Method
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.protocol import Payload, Scalar
 from fedtail.result import Result
 
@@ -107,7 +107,7 @@ CASES = [
 
 
 @dataclass(frozen=True)
-class Liar(Solo):
+class Liar(Serial):
     """Spoils what client 0 answers to one action."""
 
     action: str = "train"
@@ -134,7 +134,7 @@ def experiment(method: str, cohort: int) -> Experiment:
 
 @cache
 def without_client_0(method: str, cohort: int, action: str) -> Result:
-    return tiny.run_with(experiment(method, cohort), lambda place: Liar(place, action, lost))
+    return tiny.run_with(experiment(method, cohort), lambda runtime: Liar(runtime, action, lost))
 
 
 def named(value: Any) -> str:
@@ -152,7 +152,7 @@ def test_a_bad_client(
     expected = without_client_0(method, cohort, action)
 
     # Execute
-    result = tiny.run_with(experiment(method, cohort), lambda place: Liar(place, action, spoil))
+    result = tiny.run_with(experiment(method, cohort), lambda runtime: Liar(runtime, action, spoil))
 
     # Assert
     assert result.digest == expected.digest
@@ -167,7 +167,7 @@ def test_a_bad_client(
 def test_no_samples_at_all_weigh_nothing(method: str) -> None:
     # 0 is a number of samples like any other: the update is good, and counts for nothing.
     none = with_scalar("samples", 0)
-    result = tiny.run_with(experiment(method, 4), lambda place: Liar(place, "train", none))
+    result = tiny.run_with(experiment(method, 4), lambda runtime: Liar(runtime, "train", none))
     assert all(not record["dropped"] for record in result.history)
     if method in ("fedavg", "bsm"):
         expected = without_client_0(method, 4, "train")

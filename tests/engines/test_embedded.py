@@ -27,8 +27,8 @@ from fedtail.setting import prepare
 def engine(
     method: Method[Any], workers: int = 0, drop: bool = False, **fields: Any
 ) -> Iterator[Embedded]:
-    place = prepare(tiny.experiment(method, **fields)).workplace()
-    made = Embedded(place, workers, drop=drop)
+    runtime = prepare(tiny.experiment(method, **fields)).runtime()
+    made = Embedded(runtime, workers, drop=drop)
     try:
         yield made
     finally:
@@ -188,7 +188,7 @@ class Looking(FedAvg[ModelState]):
 def test_features_are_not_kept_alive() -> None:
     # Batches of five, so that features are (5, 37): nothing else here has that shape.
     setting = prepare(tiny.experiment(Looking(local=tiny.quick(batch_size=5)), wide_model))
-    made = Embedded(setting.workplace())
+    made = Embedded(setting.runtime())
     model = Payload(grouped("model", setting.model.tensors()))
     replies = made.perform([Task(client, "train", model) for client in range(6)], 1, 1)
     assert len(replies.found.each) == 6

@@ -13,7 +13,7 @@ from torch.multiprocessing import get_context
 
 from fedtail import FedAvg, FedtailError, RunStopped, run
 from fedtail.engines import Dropped, Embedded
-from fedtail.engines.crew import RESTARTS, serve
+from fedtail.engines.executor import RESTARTS, serve
 from fedtail.engines.wire import pack_tensors
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
@@ -44,11 +44,11 @@ def test_the_traceback_of_a_worker_arrives() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_wrong_use_is_one_sentence_and_a_drop_is_as_in_one_process() -> None:
-    place = prepare(chosen(odd_methods.Refusing(**QUICK))).workplace()
+    runtime = prepare(chosen(odd_methods.Refusing(**QUICK))).runtime()
     tasks = [Task(client, "ask", Payload()) for client in range(3)]
-    pool = Embedded(place, 1)
+    pool = Embedded(runtime, 1)
     try:
-        train = [Task(0, "train", Payload(grouped("model", place.model.tensors())))]
+        train = [Task(0, "train", Payload(grouped("model", runtime.model.tensors())))]
         with pytest.raises(FedtailError, match=r"^this method needs a linear classifier\n"):
             pool.perform(train, 1, 1)
     finally:
@@ -57,7 +57,7 @@ def test_wrong_use_is_one_sentence_and_a_drop_is_as_in_one_process() -> None:
         (odd_methods.Unsendable(), "sent what no message can carry (TypeError: Object of type "),
         (odd_methods.Raising(), "ValueError: out of luck (odd_methods.py, line "),
     ):
-        pool = Embedded(prepare(chosen(method)).workplace(), 1, drop=True)
+        pool = Embedded(prepare(chosen(method)).runtime(), 1, drop=True)
         try:
             (dropped,) = pool.perform(tasks, 2, 2).dropped
         finally:
@@ -117,13 +117,13 @@ def test_a_network_that_fails_in_the_test_is_told_with_its_place() -> None:
 
 def test_a_worker_ends_without_a_word_when_its_run_is_killed() -> None:
     # A kill closes the run's end of the pipe; as an answer was not read, that is a reset.
-    place = prepare(chosen(FedAvg(**QUICK))).workplace()
+    runtime = prepare(chosen(FedAvg(**QUICK))).runtime()
     ours, theirs = get_context("spawn").Pipe()
 
     def give_orders() -> None:
-        ours.send(place)
+        ours.send(runtime)
         assert ours.recv() == ""
-        ours.send(("test", pack_tensors(place.model.tensors()), place.test_ranges()[0]))
+        ours.send(("test", pack_tensors(runtime.model.tensors()), runtime.test_ranges()[0]))
         ours.poll(30)
         ours.close()
 

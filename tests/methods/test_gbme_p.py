@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from fedtail import run
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.training import PrivateProxyPrior
@@ -39,7 +39,7 @@ def test_one_release_a_client() -> None:
     # Only the preliminary exchange has a classifier's change in it, once a client.
     seen: list[tuple[int, int, str]] = []
 
-    class Watched(Solo):
+    class Watched(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             done = list(super().perform(jobs))
             for job, answer in zip(jobs, done, strict=True):

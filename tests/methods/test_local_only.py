@@ -11,7 +11,7 @@ import tiny
 from torch import nn
 
 from fedtail import IID, Arrays, Callback, Experiment, FedAvg, LocalOnly, run
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.methods.local_only import LocalOnlyState
 from fedtail.models import SplitModel
 from fedtail.state import digest
@@ -104,7 +104,7 @@ def test_who_was_never_asked_has_the_initial_model() -> None:
 
 
 def test_a_client_whose_answer_was_lost_begins_again() -> None:
-    class Lossy(Solo):
+    class Lossy(Serial):
         def perform(self, jobs: Any) -> list[Done]:
             return [
                 self._lost(job, done) for job, done in zip(jobs, super().perform(jobs), strict=True)
@@ -116,7 +116,7 @@ def test_a_client_whose_answer_was_lost_begins_again() -> None:
 
     watch = Watch()
     chosen = tiny.experiment(LocalOnly(local=tiny.quick()), rounds=2, per_round=6)
-    result = tiny.run_with(chosen, lambda place: Lossy(place), [watch])
+    result = tiny.run_with(chosen, lambda runtime: Lossy(runtime), [watch])
     # It is sent the initial model a second time.
     assert result.history[1]["bytes_down"] == MODEL_BYTES
     assert sorted(watch.clients) == list(range(6))

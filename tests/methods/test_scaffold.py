@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedtail import FedAvg, FedtailError, LocalTraining, LogitCalibration, Scaffold, ServerSGD, run
 from fedtail.callbacks import Callback, Snapshot
 from fedtail.data.federation import Federation
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.forms import Form, Mean
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.methods import ModelState
@@ -247,7 +247,7 @@ class Watch(Callback):
         self.last = snapshot
 
 
-class LosesClient0(Solo):
+class LosesClient0(Serial):
     """Client 0's answers of round 2 get lost."""
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
@@ -257,7 +257,7 @@ class LosesClient0(Solo):
         ]
 
 
-@pytest.mark.parametrize("hands", [Solo, LosesClient0])
+@pytest.mark.parametrize("hands", [Serial, LosesClient0])
 def test_c_is_always_the_mean_of_all_c_k(hands: Any) -> None:
     # Whoever takes part and whoever is lost: c = Σ c_k / K, with 0 for who never trained. That
     # fails if a client sends c_k for its change, forgets it, or renews it though it was dropped.

@@ -30,8 +30,8 @@ from fedtail import (
     run,
 )
 from fedtail.callbacks import Callback, Record
-from fedtail.engines.crew import Crew, Done, Job, Solo
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.executor import Done, Executor, Job, Serial
+from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, Like
 from fedtail.models import SplitModel
 from fedtail.privacy.ckks import Adder, Keyholder, make_keys
@@ -71,13 +71,13 @@ def test_encrypted_equals_plain(name: str, keys: Path) -> None:
             assert mine["method"][key] == pytest.approx(value, rel=1e-3, abs=1e-5)
 
 
-class Watched(Solo):
+class Watched(Serial):
     """Keeps what passes, as a curious server could."""
 
     seen: list[tuple[str, Payload, Payload | None]]
 
-    def __init__(self, place: Workplace) -> None:
-        super().__init__(place)
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
         object.__setattr__(self, "seen", [])
 
     def perform(self, jobs: Sequence[Job]) -> list[Done]:
@@ -88,14 +88,14 @@ class Watched(Solo):
 
 
 def test_the_server_sees_no_number_of_one_client(keys: Path) -> None:
-    crews: list[Watched] = []
+    executors: list[Watched] = []
 
-    def crew(place: Workplace) -> Crew:
-        crews.append(Watched(place))
-        return crews[0]
+    def executor(runtime: Runtime) -> Executor:
+        executors.append(Watched(runtime))
+        return executors[0]
 
-    summed(tiny.experiment(METHODS["redgrape"], rounds=1), keys, crew)
-    answers = [answer for action, _, answer in crews[0].seen if action == "train"]
+    summed(tiny.experiment(METHODS["redgrape"], rounds=1), keys, executor)
+    answers = [answer for action, _, answer in executors[0].seen if action == "train"]
     assert len(answers) == 4
     for answer in answers:
         assert answer is not None
@@ -104,19 +104,19 @@ def test_the_server_sees_no_number_of_one_client(keys: Path) -> None:
         # How many samples, steps and classes a client has is not there; the form is everybody's.
         assert set(answer.scalars) == {"form whole", "within whole"}
     assert len({str(answer.scalars) for answer in answers if answer is not None}) == 1
-    opened = [answer for action, _, answer in crews[0].seen if action == OPEN_SUM]
+    opened = [answer for action, _, answer in executors[0].seen if action == OPEN_SUM]
     assert len(opened) == 1
 
 
 def test_bytes_are_those_of_the_ciphertexts_and_of_the_decryption(keys: Path) -> None:
-    crews: list[Watched] = []
+    executors: list[Watched] = []
 
-    def crew(place: Workplace) -> Crew:
-        crews.append(Watched(place))
-        return crews[0]
+    def executor(runtime: Runtime) -> Executor:
+        executors.append(Watched(runtime))
+        return executors[0]
 
-    (record,) = summed(tiny.experiment(rounds=1), keys, crew).history
-    seen = crews[0].seen
+    (record,) = summed(tiny.experiment(rounds=1), keys, executor).history
+    seen = executors[0].seen
     assert record["bytes_down"] == sum(sent.nbytes for _, sent, _ in seen)
     assert record["bytes_up"] == sum(got.nbytes for *_, got in seen if got is not None)
     # The first client of the cohort decrypts: one more ciphertext goes down to it.
@@ -221,10 +221,10 @@ class TwiceTrained(FedAvg[Any]):
         return ""
 
 
-def spoiled(change: Callable[[Payload], Payload], action: str = "train") -> Callable[..., Crew]:
-    """Return a crew in which client 0 answers one action in another way."""
+def spoiled(change: Callable[[Payload], Payload], action: str = "train") -> Callable[..., Executor]:
+    """Return an executor in which client 0 answers one action in another way."""
 
-    class Spoiled(Solo):
+    class Spoiled(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             return [
                 Done(change(done.payload), done.state)
@@ -262,11 +262,11 @@ def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> No
     make_keys(tmp_path)
     own, other = Shield(keys), Shield(tmp_path)
 
-    class Mixed(Solo):
+    class Mixed(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             done: list[Done] = []
             for job in jobs:
-                self.place.shield = other if job.task.client == 0 else own
+                self.runtime.shield = other if job.task.client == 0 else own
                 done += super().perform([job])
             return done
 
@@ -276,7 +276,7 @@ def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> No
 
 
 def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
-    class Forgetful(Solo):
+    class Forgetful(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             (job, *_) = jobs
             if job.task.action == OPEN_SUM and job.task.client < 2:
@@ -290,7 +290,7 @@ def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
 
 
 def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
-    class Keyless(Solo):
+    class Keyless(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             if jobs[0].task.action == OPEN_SUM:
                 return [Done(None, job.state, "has lost the key") for job in jobs]
@@ -302,7 +302,7 @@ def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
 
 
 def test_a_sum_over_one_client_is_not_opened(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Deserted(Solo):
+    class Deserted(Serial):
         def perform(self, jobs: Sequence[Job]) -> list[Done]:
             assert all(job.task.action != OPEN_SUM for job in jobs)
             done = list(super().perform(jobs))

@@ -12,17 +12,17 @@ from fedtail.errors import FedtailError
 
 if TYPE_CHECKING:
     from fedtail.engines.flower.launcher import Launch
-    from fedtail.engines.flower.own import client_app, handle
     from fedtail.engines.flower.serving import serve
     from fedtail.engines.flower.strategy import as_strategy
+    from fedtail.engines.flower.user_client import client_app, handle
 
 __all__ = ["Launch", "as_strategy", "client_app", "handle", "serve"]
 
 _WHERE = {
     "Launch": "launcher",
     "as_strategy": "strategy",
-    "client_app": "own",
-    "handle": "own",
+    "client_app": "user_client",
+    "handle": "user_client",
     "serve": "serving",
 }
 

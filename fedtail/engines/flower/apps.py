@@ -17,13 +17,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.callbacks import Callback
-from fedtail.engines.flower.crew import FlowerCrew, Terms
 from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.outcome import Desk, Messenger
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.store import Files
 from fedtail.engines.flower.worker import serve
-from fedtail.engines.workplace import numerics
+from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
@@ -62,8 +62,8 @@ def run_loop(grid: Grid, folder: RunFolder, desk: Desk, config: Any) -> None:
             threads=experiment.threads,
             checkpoint_every=experiment.checkpoint_every,
         )
-        crew = FlowerCrew(grid, roster, terms, setting.workplace(), desk.journal)
-        Loop(setting, Flower(crew), folder, watchers).run(bool(config["resume"]))
+        executor = FlowerExecutor(grid, roster, terms, setting.runtime(), desk.journal)
+        Loop(setting, Flower(executor), folder, watchers).run(bool(config["resume"]))
 
 
 @client_app.query("hello")
@@ -74,7 +74,7 @@ def answer(message: Message, context: Context) -> Message:
     return serve(
         message,
         context,
-        lambda notes: described(str(folder.experiment)).workplace(),
+        lambda notes: described(str(folder.experiment)).runtime(),
         Files(folder.path / "clients"),
     )
 

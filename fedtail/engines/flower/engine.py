@@ -1,9 +1,9 @@
-"""The Flower engine: the embedded one, with the nodes of a federation for a crew."""
+"""The Flower engine: the embedded one, with the nodes of a federation for an executor."""
 
 from __future__ import annotations
 
 from fedtail.engines.embedded import Embedded
-from fedtail.engines.flower.crew import FlowerCrew
+from fedtail.engines.flower.executor import FlowerExecutor
 from fedtail.protocol import ClientId
 
 
@@ -16,14 +16,14 @@ class Flower(Embedded):
     one machine of many must not end the run.
     """
 
-    crew: FlowerCrew
+    executor: FlowerExecutor
 
-    def __init__(self, crew: FlowerCrew) -> None:
-        super().__init__(crew.place)
-        self.crew = crew
+    def __init__(self, executor: FlowerExecutor) -> None:
+        super().__init__(executor.runtime)
+        self.executor = executor
 
     def announced(self, client: ClientId) -> int | None:
         """Return what the client's node said when it came, if only the node has the data."""
-        if self.crew.terms.method is None:
+        if self.executor.terms.method is None:
             return super().announced(client)
-        return self.crew.roster.samples.get(client)
+        return self.executor.roster.samples.get(client)

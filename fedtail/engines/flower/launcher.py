@@ -76,7 +76,7 @@ class Launch:
         check_installed(self.engine)
         check_described(experiment)
         setting = prepare(experiment)
-        loop = Loop(setting, Embedded(setting.workplace()), folder, callbacks)
+        loop = Loop(setting, Embedded(setting.runtime()), folder, callbacks)
         desk = Desk(folder.path)
         with ExitStack() as stack:
             stack.enter_context(locked(folder.path))
@@ -239,5 +239,5 @@ def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) 
     tensors = folder.shipped()
     for callback in callbacks:
         callback.on_end(history[-1], tensors)
-    network = setting.workplace().load_tested(tensors)
+    network = setting.runtime().load_tested(tensors)
     return Result(history, tensors, network.module, None, folder.path)

@@ -16,7 +16,7 @@ import torch
 from flwr.serverapp import Grid
 
 from fedtail.engines.flower.bridge import to_records
-from fedtail.engines.flower.post import POLL, NodeId, ask
+from fedtail.engines.flower.rpc import POLL, NodeId, ask
 from fedtail.errors import RunStopped
 from fedtail.protocol import ClientId
 from fedtail.version import __version__

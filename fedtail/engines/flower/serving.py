@@ -24,12 +24,12 @@ from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Recipe, Split
-from fedtail.engines.flower.crew import FlowerCrew, Terms
 from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.own import ModelMaker, networks
 from fedtail.engines.flower.roster import Roster
-from fedtail.engines.workplace import numerics
+from fedtail.engines.flower.user_client import ModelMaker, networks
+from fedtail.engines.runtime import numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
@@ -110,17 +110,21 @@ def serve(
         join = float(config.get("join", 600.0))
         roster = Roster(grid, len(setting.federation), join)
         roster.assemble(join)
-        crew = crew_of(grid, roster, setting, folder.path.name, float(config.get("deadline", 3600)))
-        loop = Loop(setting, Flower(crew), folder, watchers)
+        executor = executor_of(
+            grid, roster, setting, folder.path.name, float(config.get("deadline", 3600))
+        )
+        loop = Loop(setting, Flower(executor), folder, watchers)
         loop.begin()
         desk.clear()
-        crew.journal = desk.journal
+        executor.journal = desk.journal
         with desk.attended():
             return loop.run(resume)
 
 
-def crew_of(grid: Grid, roster: Roster, setting: Setting, run: str, deadline: float) -> FlowerCrew:
-    """Return the crew that carries this setting's tasks to clients with data of their own."""
+def executor_of(
+    grid: Grid, roster: Roster, setting: Setting, run: str, deadline: float
+) -> FlowerExecutor:
+    """Return the executor that carries this setting's tasks to clients with data of their own."""
     experiment = setting.experiment
     terms = Terms(
         run=run,
@@ -130,7 +134,7 @@ def crew_of(grid: Grid, roster: Roster, setting: Setting, run: str, deadline: fl
         method=experiment.method.describe(),
         more={"seed": experiment.seed, "classes": setting.dataset.num_classes},
     )
-    return FlowerCrew(grid, roster, terms, setting.workplace())
+    return FlowerExecutor(grid, roster, terms, setting.runtime())
 
 
 def remote(

@@ -19,7 +19,7 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
-from fedtail.engines.flower.speech import PublicError
+from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.files import make_folder, remove, write_atomic
 from fedtail.protocol import ClientId

@@ -18,11 +18,11 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.federation import Federation
-from fedtail.engines.flower.crew import FlowerCrew, Terms
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.own import ModelMaker, networks
+from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.roster import Roster
-from fedtail.engines.workplace import Workplace, numerics
+from fedtail.engines.flower.user_client import ModelMaker, networks
+from fedtail.engines.runtime import Runtime, numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
@@ -155,7 +155,7 @@ class MethodStrategy(FedAvg):
         if not size:
             return []
         config["server-round"] = server_round
-        online = self.engine.crew.roster.refresh()
+        online = self.engine.executor.roster.refresh()
         cohort = self._server(server_round).cohort(size, purpose="evaluate")
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(content, online[k], "evaluate") for k in cohort if k in online]
@@ -188,7 +188,7 @@ class MethodStrategy(FedAvg):
             method=self.method.describe(),
             more={"seed": self.seed, "classes": self.base.num_classes},
         )
-        self._engine = Flower(FlowerCrew(grid, roster, terms, self._place()))
+        self._engine = Flower(FlowerExecutor(grid, roster, terms, self._place()))
         server, ledger = self._server(0), Ledger()
         self.state = self.method.init(self.trained, server)
         self.state = self._drive(self.method.setup(self.state, server), server, ledger)
@@ -203,13 +203,13 @@ class MethodStrategy(FedAvg):
             logger.warning("round %s: client %s is left out: %s", server.round, d.client, d.reason)
         return state
 
-    def _place(self) -> Workplace:
+    def _place(self) -> Runtime:
         """Return a place without data: nothing is tested here."""
         none = Samples(torch.empty(0, 1), torch.empty(0, dtype=torch.int64))
         names = tuple(str(c) for c in range(self.base.num_classes))
         federation = Federation(Dataset(none, none, names), [])
         device = torch.device("cpu")
-        return Workplace(federation, self.method, self.base, self.trained, self.seed, device)
+        return Runtime(federation, self.method, self.base, self.trained, self.seed, device)
 
     def _server(self, number: int) -> Server:
         return Server(

@@ -16,9 +16,9 @@ import torch
 from flwr.app import Context, Message
 
 from fedtail.engines.flower.bridge import from_records, to_records
-from fedtail.engines.flower.speech import PublicError, scrubbed
+from fedtail.engines.flower.scrubbing import PublicError, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
-from fedtail.engines.workplace import Clock, Workplace, numerics
+from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.protocol import Payload, Task
 from fedtail.version import __version__
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def serve(
     message: Message,
     context: Context,
-    workplace: Callable[[Notes], Workplace],
+    runtime: Callable[[Notes], Runtime],
     store: Store | None = None,
     samples: Callable[[], int] | None = None,
 ) -> Message:
@@ -39,7 +39,7 @@ def serve(
     ----------
     message, context
         What Flower gives a function of a client app.
-    workplace
+    runtime
         Makes the place where tasks are done, from the notes of the message.
     store
         Where states are kept; by default as `open_store` says.
@@ -55,7 +55,7 @@ def serve(
             # A run that cannot be resumed has no name of its own, and takes Flower's number.
             name = str(notes["run"] or context.run_id)
             kept = open_store(context, name) if store is None else store
-            shift = Shift(workplace(notes), kept, payloads)
+            shift = Shift(runtime(notes), kept, payloads)
             with numerics(notes["threads"]):
                 content = to_records(*shift.work(notes["jobs"]))
     except Exception as error:  # whatever it is, the server hears of it and goes on
@@ -88,7 +88,7 @@ def complain(error: Exception) -> None:
 class Shift:
     """The tasks of one message, done one after the other."""
 
-    place: Workplace
+    runtime: Runtime
     store: Store
     payloads: list[Payload]
 
@@ -109,7 +109,7 @@ class Shift:
         try:
             state = dict(self.store.load(client, since))
             task = Task(client, job["action"], self.payloads[job["payload"]])
-            answer = self.place.perform(task, state, Clock(*job["clock"]))
+            answer = self.runtime.perform(task, state, Clock(*job["clock"]))
             # An empty state is kept only where it replaces one: the client has forgotten it.
             version = job["version"] if state or since else 0
             if version:

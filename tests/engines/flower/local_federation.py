@@ -14,23 +14,23 @@ from local_grid import LocalGrid
 
 from fedtail import Experiment
 from fedtail.callbacks import Callback
-from fedtail.engines.flower.crew import FlowerCrew, Terms
 from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.worker import serve
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.runtime import Runtime
 from fedtail.folder import RunFolder
 from fedtail.loop import Loop, own_callbacks
 from fedtail.result import Result
 from fedtail.setting import prepare
 
 
-def app_for(place: Workplace) -> ClientApp:
+def app_for(runtime: Runtime) -> ClientApp:
     """Return a client app that works in a place of its own."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        return serve(message, context, lambda notes: place)
+        return serve(message, context, lambda notes: runtime)
 
     app.train()(answer)
     app.query("hello")(answer)
@@ -53,7 +53,7 @@ class Federation:
         warn = print if self.warnings is None else self.warnings.append
         roster = Roster(self.grid, self.nodes, seconds=self.deadline, warn=warn)
         terms = Terms("r1", self.deadline, checkpoint_every=self.experiment.checkpoint_every)
-        return Flower(FlowerCrew(self.grid, roster, terms, setting.workplace(), self.journal))
+        return Flower(FlowerExecutor(self.grid, roster, terms, setting.runtime(), self.journal))
 
     def run(
         self,
@@ -74,6 +74,6 @@ def federation(
     experiment: Experiment, nodes: int = 3, node_config: dict[str, Any] | None = None, **fields: Any
 ) -> Federation:
     """Return a federation whose clients share nothing with the server but the description."""
-    place = copy.deepcopy(prepare(experiment).workplace())
-    grid = LocalGrid(app_for(place), nodes, **(node_config or {}))
+    runtime = copy.deepcopy(prepare(experiment).runtime())
+    grid = LocalGrid(app_for(runtime), nodes, **(node_config or {}))
     return Federation(experiment, grid, nodes, **fields)

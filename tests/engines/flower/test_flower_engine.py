@@ -30,7 +30,7 @@ from fedtail import (
 from fedtail.callbacks import Callback
 from fedtail.engines import Dropped
 from fedtail.engines.flower.bridge import from_records, to_records
-from fedtail.engines.flower.crew import VERSION
+from fedtail.engines.flower.executor import VERSION
 from fedtail.forms import Form, Like
 from fedtail.methods import ModelState
 from fedtail.models import SplitModel
@@ -304,7 +304,7 @@ def test_a_run_whose_nodes_do_not_come_stops() -> None:
     on = made(nodes=3)
     on.grid.offline = {102}
     with pytest.raises(RunStopped, match=r"2 of 3 nodes came online .* partition-id 2"):
-        on.engine().crew.roster.assemble(0.5)
+        on.engine().executor.roster.assemble(0.5)
 
 
 def test_a_node_whose_first_process_is_killed_is_asked_again() -> None:
@@ -319,14 +319,14 @@ def test_a_node_whose_first_process_is_killed_is_asked_again() -> None:
         return Message(Error(8, "killed"), reply_to=on.grid.sent[-1])
 
     on.grid.spoil = kill_first
-    on.engine().crew.roster.assemble(30)
+    on.engine().executor.roster.assemble(30)
     assert warnings == ["node 101 is not used: its client app was killed"]
 
 
 def test_a_node_that_never_answers_is_not_asked_for_ever() -> None:
     on = made(nodes=2, deadline=0.05, warnings=[])
     on.grid.silent = {101}
-    roster = on.engine().crew.roster
+    roster = on.engine().executor.roster
     for _ in range(9):
         assert roster.refresh() == {0: 100}
     assert [m.metadata.dst_node_id for m in on.grid.sent] == [100, 101, 101, 101]
@@ -337,7 +337,7 @@ def test_nodes_with_a_wrong_or_no_partition_are_named() -> None:
     on = made(nodes=2, warnings=warnings)
     on.grid.contexts[100].node_config["partition-id"] = 7
     del on.grid.contexts[101].node_config["partition-id"]
-    assert on.engine().crew.roster.refresh() == {}
+    assert on.engine().executor.roster.refresh() == {}
     assert warnings == [
         "node 100 is not used: partition-id 7 is not below 2",
         "node 101 is not used: has no partition-id: start its SuperNode with --node-config "

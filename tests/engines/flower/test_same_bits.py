@@ -98,7 +98,7 @@ def on(federation: Federation, name: str, out: Path) -> Result:
     """Submit one more run to a federation that is already there."""
     setting = prepare(experiment(name))
     folder = RunFolder(out)
-    Loop(setting, Embedded(setting.workplace()), folder, []).begin()
+    Loop(setting, Embedded(setting.runtime()), folder, []).begin()
     desk = Desk(folder.path)
     desk.clear()
     config = {"out": str(out), "nodes": 3, "deadline": 600.0, "join": 300.0, "resume": False}

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedtail import BalanceFL, CReFF, FedAvg, FedtailError, Method, RedGrape, RunStopped, run
 from fedtail.engines.flower import as_strategy, client_app, handle
-from fedtail.engines.flower.own import tensors_of
+from fedtail.engines.flower.user_client import tensors_of
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
 
@@ -151,8 +151,10 @@ def test_a_message_cannot_name_what_is_not_a_method() -> None:
     strategy.method = FedAvg(local=tiny.quick())
     grid = LocalGrid(app, 6)
     strategy.configure_train(1, initial(), ConfigRecord(), grid)
-    crew = strategy.engine.crew
-    crew.terms = type(crew.terms)(run="", method={"name": "os.system"}, more=crew.terms.more)
+    executor = strategy.engine.executor
+    executor.terms = type(executor.terms)(
+        run="", method={"name": "os.system"}, more=executor.terms.more
+    )
     with pytest.raises(RunStopped, match="round 1: every client failed, the first, client 0: Fedt"):
         strategy.aggregate_train(1, [])
 

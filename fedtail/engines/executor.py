@@ -24,8 +24,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.multiprocessing import get_context
 
+from fedtail.engines.runtime import Clock, Runtime, Withheld, numerics
 from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
-from fedtail.engines.workplace import Clock, Withheld, Workplace, numerics
 from fedtail.errors import ClientFailed, FedtailError, RunStopped, blame, blaming
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
@@ -68,7 +68,7 @@ class Done:
     error: Exception | None = None
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Does jobs and tests models."""
 
     def perform(self, jobs: Sequence[Job]) -> Iterable[Done]:
@@ -81,11 +81,11 @@ class Crew(Protocol):
         """Stop what was started."""
 
 
-def attempt(place: Workplace, job: Job) -> Done:
+def attempt(runtime: Runtime, job: Job) -> Done:
     """Do one job; whatever the client half raises becomes a reason."""
     state = dict(job.state)
     try:
-        return Done(place.perform(job.task, state, job.clock), state)
+        return Done(runtime.perform(job.task, state, job.clock), state)
     except Withheld as error:
         return Done(None, job.state, str(error))
     except Exception as error:  # a client may fail in any way; who asked decides what it means
@@ -94,7 +94,7 @@ def attempt(place: Workplace, job: Job) -> Done:
 
 
 @dataclass(frozen=True)
-class Solo:
+class Serial:
     """One process does everything itself.
 
     Attributes
@@ -103,7 +103,7 @@ class Solo:
         Go on when a client half raises, instead of raising it here.
     """
 
-    place: Workplace
+    runtime: Runtime
     drop: bool = field(default=False, kw_only=True)
 
     def perform(self, jobs: Sequence[Job]) -> Iterable[Done]:
@@ -111,7 +111,7 @@ class Solo:
         return map(self._one, jobs)
 
     def _one(self, job: Job) -> Done:
-        done = attempt(self.place, job)
+        done = attempt(self.runtime, job)
         if isinstance(done.error, StopIteration) and not self.drop:
             # Who asks for one answer after the other would take it for the end of them.
             with blaming(str(job)):
@@ -122,9 +122,9 @@ class Solo:
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the whole test set."""
-        tested = self.place.load_tested(tensors)
-        parts = [self.place.evaluate(tested, *part) for part in self.place.test_ranges()]
-        return sum(parts, start=Evaluation.empty(self.place.federation.num_classes))
+        tested = self.runtime.load_tested(tensors)
+        parts = [self.runtime.evaluate(tested, *part) for part in self.runtime.test_ranges()]
+        return sum(parts, start=Evaluation.empty(self.runtime.federation.num_classes))
 
     def close(self) -> None:
         """Nothing was started."""
@@ -172,7 +172,7 @@ class Failure:
         return cls(first_line_and_place(error), sentence, trace)
 
     def error(self, what: str) -> Exception:
-        """Return what the parent raises in its place."""
+        """Return what the parent raises in its runtime."""
         said = self.sentence
         error = FedtailError(said) if said else ClientFailed(f"{self.reason}: {what}")
         error.add_note(f"In a worker process:\n{self.trace}")
@@ -194,7 +194,7 @@ class Pool:
 
     Parameters
     ----------
-    place
+    runtime
         The data, the method and the model.
     workers, threads
         How many processes, and how many threads each has.
@@ -208,14 +208,14 @@ class Pool:
 
     def __init__(
         self,
-        place: Workplace,
+        runtime: Runtime,
         workers: int,
         threads: int,
         plugins: Sequence[str],
         drop: bool = False,
         seconds: float = math.inf,
     ) -> None:
-        self.place = place
+        self.runtime = runtime
         self.drop = drop
         self.seconds = seconds
         self._context = get_context("spawn")  # torch's: its pipes pass tensors in shared memory
@@ -230,7 +230,7 @@ class Pool:
             raise
 
     def _hire(self, count: int) -> None:
-        """Start workers, send each the place, and hear that it arrived."""
+        """Start workers, send each the runtime, and hear that it arrived."""
         new: list[Worker] = []
         for _ in range(count):
             ours, theirs = self._context.Pipe()
@@ -241,7 +241,7 @@ class Pool:
             self._workers.append(new[-1])
         try:
             for worker in new:
-                worker.pipe.send(self.place)
+                worker.pipe.send(self.runtime)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise _unsendable(str(error)) from None
         except ConnectionError:
@@ -280,9 +280,9 @@ class Pool:
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model, each range of the test set by whichever worker is free."""
         number, data = self._next(), pack_tensors(tensors)
-        orders = [Order("test", number, data, p, "a test") for p in self.place.test_ranges()]
+        orders = [Order("test", number, data, p, "a test") for p in self.runtime.test_ranges()]
         parts: list[Evaluation] = self._distribute(orders)
-        return sum(parts, start=Evaluation.empty(self.place.federation.num_classes))
+        return sum(parts, start=Evaluation.empty(self.runtime.federation.num_classes))
 
     def close(self) -> None:
         """End the worker processes."""
@@ -371,45 +371,45 @@ def _ended(worker: Worker) -> str:
 def serve(pipe: Connection, plugins: list[str], threads: int) -> None:
     """Run in the worker process: take orders until the pipe is closed."""
     try:
-        place = _arrive(pipe, plugins)
+        runtime = _arrive(pipe, plugins)
         with numerics(threads):
-            for answer in _answers(place, pipe):
+            for answer in _answers(runtime, pipe):
                 pipe.send(answer)
     except (EOFError, KeyboardInterrupt, ConnectionError):
         return  # who gave the orders has ended, perhaps by a kill
 
 
-def _arrive(pipe: Connection, plugins: list[str]) -> Workplace:
-    """Receive the place and say that it arrived, or why not."""
+def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
+    """Receive the runtime and say that it arrived, or why not."""
     try:
         load_plugins(plugins)
-        place: Workplace = pipe.recv()
+        runtime: Runtime = pipe.recv()
     except (EOFError, KeyboardInterrupt):
         raise
     except Exception as error:  # importing a user's module may fail in any way
         pipe.send(f"{type(error).__name__}: {error}")
         raise EOFError from None
     # The pipe shares all tensors between processes: right for data, wrong for the model.
-    place.base, place.model = copy.deepcopy((place.base, place.model))
+    runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
     pipe.send("")
-    return place
+    return runtime
 
 
-def _answers(place: Workplace, pipe: Connection) -> Iterator[Any]:
-    payload, tested = Payload(), place.model
+def _answers(runtime: Runtime, pipe: Connection) -> Iterator[Any]:
+    payload, tested = Payload(), runtime.model
     while True:
         kind, data, rest = pipe.recv()
         if kind == "task":
             payload = payload if data is None else unpack(data)
             client, action, clock, state = rest
             task = Task(client, action, payload)
-            done = attempt(place, Job(task, unpack_tensors(state, "a client's state"), clock))
+            done = attempt(runtime, Job(task, unpack_tensors(state, "a client's state"), clock))
             yield _packed(done)
         else:
             try:
                 if data is not None:
-                    tested = place.load_tested(unpack_tensors(data, "a tested model"))
-                answer: Any = place.evaluate(tested, *rest)
+                    tested = runtime.load_tested(unpack_tensors(data, "a tested model"))
+                answer: Any = runtime.evaluate(tested, *rest)
             except Exception as error:  # a user's network may fail in any way
                 answer = Failure.of(error)
             yield answer

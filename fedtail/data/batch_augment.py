@@ -18,7 +18,7 @@ SCALE, DEGREES, CROP, CUTOUT = 1.2, 15.0, 0.125, 0.5
 BRIGHTNESS, SATURATION, CONTRAST = 1.0, 2.0, 0.5
 
 
-def siamese(x: Tensor, generator: torch.Generator, change: str | None = None) -> Tensor:
+def one_change(x: Tensor, generator: torch.Generator, change: str | None = None) -> Tensor:
     """Return the batch under one change of `CHANGES`, drawn if not given; no images, no change."""
     if x.ndim != 4:
         return x

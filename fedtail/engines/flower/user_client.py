@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
-from fedtail.engines.flower.speech import PublicError
+from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.flower.worker import Notes, introduction, serve
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.runtime import Runtime
 from fedtail.methods import Method
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.rng import contained, derive
 from fedtail.setting import choose_device, runs_on_images
 
@@ -56,7 +56,7 @@ def client_app(
         return serve(
             message,
             context,
-            lambda n: workplace(n, context, model, data(context), augment, device),
+            lambda n: runtime(n, context, model, data(context), augment, device),
             samples=lambda: size_of(data(context)),
         )
 
@@ -90,19 +90,19 @@ def handle(
     return serve(
         message,
         context,
-        lambda n: workplace(n, context, model, dataset, augment, device),
+        lambda n: runtime(n, context, model, dataset, augment, device),
         samples=lambda: size_of(dataset),
     )
 
 
-def workplace(
+def runtime(
     notes: Notes,
     context: Context,
     model: ModelMaker,
     dataset: Any,
     augment: Augment | None,
     device: str,
-) -> Workplace:
+) -> Runtime:
     """Return the place where this node's tasks are done."""
     if "method" not in notes:
         raise PublicError("was sent no method: the server is not one of as_strategy or serve")
@@ -118,7 +118,7 @@ def workplace(
     federation = Federation(
         Dataset(samples, nothing(samples), names), parts, augment, where, images
     )
-    return Workplace(federation, method, base, trained, int(notes["seed"]), where)
+    return Runtime(federation, method, base, trained, int(notes["seed"]), where)
 
 
 def networks(

@@ -15,7 +15,7 @@ from fedtail.errors import FedtailError
 from fedtail.forms import Form, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
-from fedtail.models.split import SplitModel
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import OPEN_SUM, Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 
@@ -46,7 +46,7 @@ class Shielding(Protocol):
 
 
 @dataclass
-class Workplace:
+class Runtime:
     """Does tasks one after the other. What it gives depends on the task alone.
 
     Attributes
@@ -66,7 +66,7 @@ class Workplace:
     shield: Shielding | None = None
 
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
-        """Do one task for one client; `state` is changed in place."""
+        """Do one task for one client; `state` is changed in runtime."""
         if task.action == OPEN_SUM and self.shield is not None:
             with _withholding():
                 return self.shield.open_sum(task.payload)

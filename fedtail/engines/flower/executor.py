@@ -1,4 +1,4 @@
-"""A crew whose hands are Flower nodes: jobs go out as messages, and come back or do not.
+"""An executor whose hands are Flower nodes: jobs go out as messages, and come back or do not.
 
 The engine above it is the embedded one: turns, the refusal of bad updates and the clients' states
 are the same code. What it keeps as a client's state is here only the number of a version; the state
@@ -19,11 +19,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedtail.engines.crew import Done, Job, Solo
+from fedtail.engines.executor import Done, Job, Serial
 from fedtail.engines.flower.bridge import to_records, wire_bytes
-from fedtail.engines.flower.post import Answer, NodeId, ask
 from fedtail.engines.flower.roster import Roster
-from fedtail.engines.workplace import Workplace
+from fedtail.engines.flower.rpc import Answer, NodeId, ask
+from fedtail.engines.runtime import Runtime
 from fedtail.errors import ClientFailed
 from fedtail.files import append_line
 from fedtail.metrics import Evaluation
@@ -63,7 +63,7 @@ class Terms:
 
 
 @dataclass
-class FlowerCrew:
+class FlowerExecutor:
     """Does jobs on the nodes of a Flower federation, and tests models in this process.
 
     Attributes
@@ -76,7 +76,7 @@ class FlowerCrew:
     grid: Grid
     roster: Roster
     terms: Terms
-    place: Workplace
+    runtime: Runtime
     journal: Path | None = None
     newest: int = 0
     ordered: dict[ClientId, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class FlowerCrew:
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the whole test set."""
-        return Solo(self.place).evaluate(tensors)
+        return Serial(self.runtime).evaluate(tensors)
 
     def close(self) -> None:
         """Nothing was started."""
