@@ -17,12 +17,14 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from benchmarks.results_file import save
 from fedtail.engines.runtime import numerics
+from fedtail.forms import SAMPLES, Form, like
 from fedtail.models import ModelSpec, build
-from fedtail.privacy.additive import WHOLE, Total, addends
 from fedtail.privacy.ckks import Adder, Keyholder, make_keys
+from fedtail.privacy.layout import Opened, vector
 from fedtail.protocol import Payload, grouped
 
 T = TypeVar("T")
@@ -30,7 +32,8 @@ NETWORKS: dict[str, tuple[str, tuple[int, int, int]]] = {
     "RedGrape CNN": ("cnn", (1, 28, 28)),
     "ResNet-8": ("resnet8", (3, 32, 32)),
 }
-SAMPLES = 500
+EACH = 500
+"""Samples of the first client; each has one more than the one before."""
 
 
 def updates(name: str, shape: tuple[int, int, int], clients: int) -> list[Payload]:
@@ -43,9 +46,7 @@ def updates(name: str, shape: tuple[int, int, int], clients: int) -> list[Payloa
             n: t + 0.01 * torch.randn(t.shape, generator=draw) if t.is_floating_point() else t
             for n, t in model.items()
         }
-        found.append(
-            Payload(grouped("model", moved), {"samples": SAMPLES + k}, frozenset({"model"}))
-        )
+        found.append(Payload(grouped("model", moved), {"samples": EACH + k}))
     return found
 
 
@@ -56,16 +57,24 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.process_time() - began
 
 
+def means(form: Form, numbers: Tensor, count: int) -> dict[str, Tensor]:
+    """Return the means that a sum of vectors gives."""
+    opened = Opened(form)
+    opened.read(numbers, None, count)
+    values = {name: opened.value((name, None)) for name in form.tensors}
+    return {name: t for name, t in values.items() if t is not None}
+
+
 def measure(payloads: Sequence[Payload], holder: Keyholder, adder: Adder) -> dict[str, float]:
     """Encrypt, add and decrypt once."""
-    parts = [addends(payload, {}, 10)[WHOLE] for payload in payloads]
-    sealed = [timed(partial(holder.seal, part.numbers, len(parts))) for part in parts]
+    form = Form().group("model", like(payloads[0].group("model").items())).numbers(samples=SAMPLES)
+    vectors = [vector(payload, form, parts=False) for payload in payloads]
+    sealed = [timed(partial(holder.seal, numbers, len(vectors))) for numbers in vectors]
     total, adding = timed(lambda: adder.add([data for data, _ in sealed]))
-    length = len(parts[0].numbers)
-    opened, opening = timed(lambda: holder.open_sum(total, length, len(parts)))
-    exact = torch.stack([part.numbers for part in parts]).sum(dim=0)
+    length = len(vectors[0])
+    opened, opening = timed(lambda: holder.open_sum(total, length, len(vectors)))
     found, plain = (
-        Total.of(parts[0].form, numbers, len(parts)).tensors(True) for numbers in (opened, exact)
+        means(form, numbers, len(vectors)) for numbers in (opened, torch.stack(vectors).sum(dim=0))
     )
     apart = max(
         float((found[n] - t).norm() / t.norm())
@@ -78,7 +87,7 @@ def measure(payloads: Sequence[Payload], holder: Keyholder, adder: Adder) -> dic
         "encrypted_bytes": len(sealed[0][0]),
         "bytes_ratio": round(len(sealed[0][0]) / payloads[0].nbytes, 2),
         "encrypt_seconds": round(median(seconds for _, seconds in sealed), 3),
-        "add_seconds_per_client": round(adding / len(parts), 3),
+        "add_seconds_per_client": round(adding / len(vectors), 3),
         "decrypt_seconds": round(opening, 3),
         "largest_relative_error": apart,
     }

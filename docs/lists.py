@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fedtail.methods
-from fedtail.methods.base import Method, why_not_a_sum
+from fedtail.methods.base import Method
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -105,7 +105,7 @@ def refused() -> Iterator[str]:
     yield "| refused | because |"
     yield "|---|---|"
     for cls in ours():
-        reason = why_not_a_sum(cls())
+        reason = cls().asks().single
         if reason:
             yield f"| `{cls.name}` | {reason} |"
 

@@ -19,7 +19,6 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, Method
-from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 from fedtail.privacy.config import Privacy
@@ -135,7 +134,8 @@ class Experiment(Config):
     def _summable(self) -> Self:
         if not self.protected:
             return self
-        reason = why_not_a_sum(self.method)
+        asks = self.method.asks()
+        reason = asks.single or (asks.numbers if self.privacy.on else "")
         if reason:
             raise FedtailError(
                 f"method '{self.method.name}' cannot be {self.protected}, which needs updates that "

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fedtail.protocol import Payload, Scalar, grouped
 
+ANY_LENGTH = -1
+"""In a shape: as long as it is."""
 LARGEST = 2.0**40
 """No number of an honest update is larger; what is merely large is for robust means."""
 CLASSES = "classes"
@@ -88,9 +90,12 @@ class ByClass(NamedTuple):
     ----------
     classes
         How many classes there are.
+    mean
+        Whether it is the mean over them, or what they add up to.
     """
 
     classes: int
+    mean: bool = True
 
 
 How = Mean | First | Total | ByClass
@@ -250,7 +255,9 @@ def _bad_index(name: str, index: Tensor, classes: int) -> str:
 def _bad_tensor(name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], most: float) -> str:
     if tensor.dtype != look.dtype:
         return f"sent {name} as {_kind(tensor)}, not {_word(look.dtype)}"
-    if tuple(tensor.shape) != shape:
+    if len(tensor.shape) != len(shape) or any(
+        n not in (m, ANY_LENGTH) for n, m in zip(shape, tensor.shape, strict=True)
+    ):
         return f"sent {name} of shape {tuple(tensor.shape)}, not {shape}"
     if not tensor.numel() or tensor.dtype == torch.bool:
         return ""

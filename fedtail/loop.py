@@ -24,7 +24,7 @@ from fedtail.callbacks import (
     trackers,
 )
 from fedtail.engines import Dropped, Embedded, Engine
-from fedtail.engines.runtime import numerics
+from fedtail.engines.runtime import Phase, numerics
 from fedtail.engines.workers import bounded
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
@@ -34,7 +34,7 @@ from fedtail.lock import locked
 from fedtail.metrics import Evaluation, personal_scores, scores
 from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
-from fedtail.privacy.guard import guarded
+from fedtail.privacy.plan import protection
 from fedtail.protocol import Scalar, Server, Task
 from fedtail.report.callback import ReportFile
 from fedtail.result import Result
@@ -81,26 +81,27 @@ def run(
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
-        guard = stack.enter_context(guarded(setting))
+        protected = stack.enter_context(protection(setting))
         if folder is not None and not resume:
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
-        runtime = setting.runtime(guard.shield)
+        runtime = setting.runtime(None if protected is None else protected.client)
         workers, remarks = bounded(experiment.workers, setting.cohort)
-        embedded = Embedded(
+        engine = Embedded(
             runtime,
             workers,
             experiment.threads,
             experiment.plugins,
             experiment.on_client_error == "drop",
             experiment.task_seconds,
+            None if protected is None else protected.server,
         )
-        stack.callback(embedded.close)
-        engine = guard.around(embedded)
+        stack.callback(engine.close)
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
-        return Loop(setting, engine, folder, watchers, guard.budget, remarks).run(resume)
+        budget = None if protected is None else protected.budget
+        return Loop(setting, engine, folder, watchers, budget, remarks).run(resume)
 
 
 def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
@@ -318,7 +319,7 @@ class Loop:
         """Score the models that clients answer with; only a few are in memory at a time."""
         each: list[dict[str, Any]] = []
         dropped: list[Dropped] = []
-        with self.forgotten(server, test=True):
+        with self.forgotten(server, "test"):
             for start in range(0, len(tasks), MODELS_AT_ONCE):
                 some = tasks[start : start + MODELS_AT_ONCE]
                 replies = self.engine.perform(some, server.round, server.rounds, single=True)
@@ -340,16 +341,16 @@ class Loop:
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
         """Hold the exchanges that come after training, on a copy."""
         method = self.setting.method
-        with self.forgotten(server):
+        with self.forgotten(server, "after"):
             final = drive(method.finalize(state, server), state, self.engine, server, ledger)
         with blaming(f"server half, round {server.round}"):
             return dict(method.eval_model(final))
 
     @contextmanager
-    def forgotten(self, server: Server, test: bool = False) -> Iterator[None]:
+    def forgotten(self, server: Server, phase: Phase) -> Iterator[None]:
         """Let clients forget what they are asked to do in this block."""
         states = dict(self.engine.states)
-        self.engine.after_training(server.round, test)
+        self.engine.begin(server.round, phase)
         try:
             yield
         finally:

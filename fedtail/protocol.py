@@ -1,15 +1,15 @@
 """The vocabulary: what a server half and a client half say to each other.
 
 A method never sends, samples devices, opens files or touches global random state. Its server half
-is made of generators that yield `Task`s and are sent `Update`s; its client half is plain functions
-from a `Payload` and a `Client` to a `Payload`. An engine carries the messages.
+is made of generators that yield `Task`s and are sent sums of `Update`s; its client half is plain
+functions from a `Payload` and a `Client` to a `Payload`. An engine carries the messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -26,25 +26,6 @@ ClientId = int
 Scalar = int | float | str | bool
 Tensors = Mapping[str, Tensor]
 
-OPEN_SUM = "open_sum"
-"""The one action that is no method's own: decrypt a sum of updates (`fedtail.privacy`)."""
-
-
-class Sum(NamedTuple):
-    """How the server adds up a group of tensors.
-
-    Attributes
-    ----------
-    how
-        ``mean``, weighted by the clients' samples; ``sum``, as they are; or ``classes``: rows with
-        an index tensor ``classes`` beside them, and of each class the mean over those who sent it.
-    within
-        A scalar: only updates that have the same value of it are added up. Empty for all.
-    """
-
-    how: Literal["mean", "sum", "classes"] = "mean"
-    within: str = ""
-
 
 @dataclass(frozen=True)
 class Payload:
@@ -57,21 +38,10 @@ class Payload:
         Extras with one row per class are ragged in dimension 0, with an index tensor beside them.
     scalars
         Small facts: the number of samples, of steps, a loss.
-    summable
-        The groups of which the server needs nothing but a sum over clients, so that they may
-        travel under encryption or secure aggregation.
-    sums
-        Which sum, for the summable groups that are not the sample-weighted mean over all.
-    released
-        The groups that carry noise of their own, for which a guarantee was computed, so that they
-        may be seen one by one.
     """
 
     tensors: Tensors = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
-    summable: frozenset[str] = frozenset()
-    sums: Mapping[str, Sum] = field(default_factory=dict)
-    released: frozenset[str] = frozenset()
 
     def group(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one group, without the group's name."""

@@ -1,118 +1,25 @@
-"""Updates, added up as their form says: what a method is sent in place of a list of them."""
+"""What a method is sent in place of a list of updates, and how an exchange comes to it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedtail.forms import CLASSES, ByClass, First, Form, Mean, Total
+from fedtail.errors import FedtailError
+from fedtail.forms import CLASSES, ByClass, First, Form, Mean
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Tensors, Update
-from fedtail.sums import Frame, add, narrow, opened, wide, zeros
+from fedtail.sums import Frames, narrow, wide
+from fedtail.totals import SAMPLES, Head, Key, Sums, Totals
 
-SAMPLES = "samples"
 LARGE = 4096
 """Tensors with fewer numbers (biases, statistics) have room for any: three integers each."""
-Part = Scalar | None
-
-
-@dataclass
-class Pile:
-    """The sum of one tensor, over all updates or over those of one part, or of one class.
-
-    Attributes
-    ----------
-    weight
-        The sum of the weights, exactly.
-    whole
-        The sum, as integers (`fedtail.sums`); of whole numbers the largest, or their sum.
-    count
-        How many numbers were added.
-    """
-
-    weight: Fraction
-    whole: list[Tensor]
-    count: int = 0
-
-
-Key = tuple[str, Part]  # a tensor's flat name, and the part or the class
-
-
-@dataclass
-class Sums:
-    """Adds up updates of one form, one after the other, in any order.
-
-    Attributes
-    ----------
-    frames
-        How the numbers of each tensor become whole ones; the wide frame for those not named.
-    """
-
-    form: Form
-    frames: Mapping[str, Frame] = field(default_factory=dict)
-    piles: dict[Key, Pile] = field(default_factory=dict)
-    scalars: dict[str, Fraction] = field(default_factory=dict)
-    lowest: dict[Key, tuple[ClientId, Tensor]] = field(default_factory=dict)
-
-    def add(self, update: Update) -> None:
-        """Add one update."""
-        payload = update.payload
-        for name, value in payload.scalars.items():
-            if not isinstance(value, str):
-                self.scalars[name] = self.scalars.get(name, Fraction(0)) + Fraction(value)
-        for name, tensor in payload.tensors.items():
-            how = self.form.how.get(name)
-            match how:
-                case ByClass():
-                    index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
-                    for c, row in zip(index.tolist(), tensor, strict=True):
-                        self._put((name, c), row, 1.0)
-                case First():
-                    key = name, payload.scalars.get(how.within)
-                    if key not in self.lowest or update.client < self.lowest[key][0]:
-                        self.lowest[key] = update.client, tensor
-                case Mean():
-                    self._put((name, payload.scalars.get(how.within)), tensor, weight(payload, how))
-                case Total():
-                    self._put((name, None), tensor, 1.0)
-
-    def _put(self, key: Key, tensor: Tensor, weight: float) -> None:
-        frame, real = self.frame(key[0]), tensor.is_floating_point()
-        if key not in self.piles:
-            empty = zeros(tensor.shape, frame) if real else [torch.zeros_like(tensor)]
-            self.piles[key] = Pile(Fraction(0), empty)
-        pile = self.piles[key]
-        pile.weight += Fraction(weight)
-        pile.count += 1
-        if real:
-            add(pile.whole, tensor, weight, frame)
-        elif isinstance(self.form.how[key[0]], Total):
-            pile.whole[0] += tensor
-        else:  # the step counters of BatchNorm have no mean
-            pile.whole[0] = torch.maximum(pile.whole[0], tensor)
-
-    def frame(self, name: str) -> Frame:
-        """Return how the numbers of a tensor become whole ones."""
-        return self.frames.get(name, WIDE)
-
-    def value(self, key: Key) -> Tensor | None:
-        """Return what a pile comes to; nothing if nobody weighs anything."""
-        name = key[0]
-        if key in self.lowest:
-            return self.lowest[key][1]
-        pile = self.piles.get(key)
-        if pile is None or not pile.weight:
-            return None
-        dtype = self.form.tensors[name].dtype
-        if not dtype.is_floating_point:
-            return pile.whole[0]
-        total = opened(pile.whole, self.frame(name))
-        summed = isinstance(self.form.how[name], Total)
-        return (total if summed else total / float(pile.weight)).to(dtype)
+SPARE = 2.0**12
+"""A weight that is not the number of samples may be so many times as large."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +35,7 @@ class Reduced:
     """
 
     clients: tuple[ClientId, ...]
-    sums: Sums
+    totals: Totals
     each: tuple[Update, ...] = ()
 
     def __getitem__(self, group: str | tuple[str, Scalar]) -> dict[str, Tensor]:
@@ -138,18 +45,17 @@ class Reduced:
         group with rows by class has the classes that somebody sent, ascending, as ``classes``.
         """
         name, part = group if isinstance(group, tuple) else (group, None)
-        form, prefix = self.sums.form, f"{name}/"
+        form, prefix = self.totals.form, f"{name}/"
         names = [n for n in form.tensors if n.startswith(prefix)]
         if name in form.rows:
             return self._table(name, names)
-        found = {n.removeprefix(prefix): self.sums.value((n, part)) for n in names}
+        found = {n.removeprefix(prefix): self.totals.value((n, part)) for n in names}
         return {n: t for n, t in found.items() if t is not None}
 
     def count(self, group: str, part: Scalar) -> int:
         """Return how many updates a part of a group was added up of."""
-        piles = ((name, of, pile) for (name, of), pile in self.sums.piles.items())
-        counts = (p.count for name, of, p in piles if name.startswith(f"{group}/") and of == part)
-        return max(counts, default=0)
+        keys = (k for k in self.totals.seen() if k[0].startswith(f"{group}/") and k[1] == part)
+        return max(map(self.totals.count, keys), default=0)
 
     def weighed(self, weights: Sequence[float]) -> Reduced:
         """Return the same updates, which must be there one by one, with other weights."""
@@ -157,29 +63,29 @@ class Reduced:
             Update(u.client, replace(u.payload, scalars={**u.payload.scalars, SAMPLES: w}))
             for u, w in zip(self.each, weights, strict=True)
         ]
-        return reduced(updates, self.sums.form, self.sums.frames)
+        return reduced(updates, self.totals.form)
 
     def total(self, scalar: str) -> float:
         """Return the sum of a scalar over the updates."""
-        return float(self.sums.scalars.get(scalar, 0))
+        return float(self.totals.scalar(scalar))
 
     def mean(self, scalar: str) -> float:
         """Return the plain mean of a scalar over the updates."""
-        return float(self.sums.scalars.get(scalar, Fraction(0)) / max(1, len(self.clients)))
+        return float(self.totals.scalar(scalar) / max(1, len(self.clients)))
 
     def _table(self, group: str, names: Sequence[str]) -> dict[str, Tensor]:
-        seen = sorted({int(c) for n, c in self.sums.piles if n in names and c is not None})
+        seen = sorted({int(c) for n, c in self.totals.seen() if n in names and c is not None})
         table = {CLASSES: torch.tensor(seen, dtype=torch.int64)}
         for name in names:
-            look = self.sums.form.tensors[name]
-            rows = [self.sums.value((name, c)) for c in seen]
+            look = self.totals.form.tensors[name]
+            rows = [self.totals.value((name, c)) for c in seen]
             filled = [r for r in rows if r is not None]
             none = torch.zeros(0, *look.shape, dtype=look.dtype)
             table[name.removeprefix(f"{group}/")] = torch.stack(filled) if filled else none
         return table
 
 
-class Federation(Protocol):
+class Declaring(Protocol):
     """Whom a plan asks what is to come: an engine."""
 
     def form(self, task: Task) -> Form:
@@ -201,43 +107,38 @@ class Plan:
     form
         All of them as one.
     frames
-        How large tensors become whole numbers.
+        How tensors become whole numbers.
+    single
+        Whether the updates themselves are needed, too.
     """
 
     forms: Mapping[tuple[str, int], Form]
     form: Form
-    frames: Mapping[str, Frame]
+    frames: Frames
+    single: bool = False
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], federation: Federation) -> Plan:
+    def of(cls, tasks: Sequence[Task], engine: Declaring, single: bool = False) -> Plan:
         """Return the plan for some tasks."""
         forms: dict[tuple[str, int], Form] = {}
         for task in tasks:
             key = task.action, id(task.payload)
             if key not in forms:
-                forms[key] = federation.form(task)
+                forms[key] = engine.form(task)
         form = union(list(forms.values()))
-        most = max((federation.announced(task.client) or 1 for task in tasks), default=1)
+        most = max((engine.announced(task.client) or 1 for task in tasks), default=1)
         frames = frames_for(form, tasks, most)
-        return cls({key: within_frames(f, frames) for key, f in forms.items()}, form, frames)
+        bounded = {key: within_frames(f, frames) for key, f in forms.items()}
+        return cls(bounded, form, frames, single or bool(form.why))
 
     def of_task(self, task: Task) -> Form:
         """Return what is declared for one of the tasks."""
         return self.forms[task.action, id(task.payload)]
 
-    def reduced(self, updates: Iterable[Update], single: bool = False) -> Reduced:
-        """Return updates, added up one after the other; the updates too, if they are needed."""
-        return reduced(updates, self.form, self.frames, single)
 
-
-def reduced(
-    updates: Iterable[Update],
-    form: Form,
-    frames: Mapping[str, Frame] | None = None,
-    single: bool = False,
-) -> Reduced:
+def reduced(updates: Iterable[Update], form: Form, single: bool = False) -> Reduced:
     """Return updates, added up one after the other; the updates too, if they are needed."""
-    sums, each, clients = Sums(form, frames or {}), [], []
+    sums, each, clients = Sums(form), [], []
     for update in updates:
         sums.add(update)
         clients.append(update.client)
@@ -247,8 +148,8 @@ def reduced(
     return Reduced(tuple(sorted(clients)), sums, tuple(each))
 
 
-def frames_for(form: Form, tasks: Sequence[Task], most: float) -> dict[str, Frame]:
-    """Return the frames of the tensors that clients were sent under the same name.
+def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
+    """Return how the tensors of an exchange become whole numbers.
 
     Parameters
     ----------
@@ -257,25 +158,30 @@ def frames_for(form: Form, tasks: Sequence[Task], most: float) -> dict[str, Fram
     tasks
         What they were sent, and so how many answers there can be.
     most
-        The largest weight of one client.
+        How many samples the largest of them has.
     """
     sent: Tensors = tasks[0].payload.tensors if tasks else {}
-    large = [n for n in form.how if n in sent and sent[n].numel() >= LARGE]
-    return {
-        name: narrow(sent[name], len(tasks), most)
-        for name in large
-        if isinstance(form.how[name], Mean) and sent[name].is_floating_point()
-    }
+    means = {n: how for n, how in form.how.items() if isinstance(how, Mean)}
+    weight = max(1.0, most) * (SPARE if {how.by for how in means.values()} - {"", SAMPLES} else 1)
+    # One integer for what was sent under the same name.
+    large = [n for n in means if n in sent and sent[n].numel() >= LARGE]
+    named = {n: narrow(sent[n], len(tasks), weight) for n in large if sent[n].is_floating_point()}
+    return Frames(named, wide(len(tasks), weight), weight)
 
 
-def within_frames(form: Form, frames: Mapping[str, Frame]) -> Form:
+def within_frames(form: Form, frames: Frames) -> Form:
     """Return the form with the bounds that the frames have room for."""
     looks = {
         name: form.tensors[name]._replace(low=-frame.bound, high=frame.bound)
-        for name, frame in frames.items()
+        for name, frame in frames.named.items()
         if name in form.tensors
     }
-    return replace(form, tensors={**form.tensors, **looks})
+    weights = {how.by for how in form.how.values() if isinstance(how, Mean)} & form.scalars.keys()
+    numbers = {
+        name: form.scalars[name]._replace(high=min(form.scalars[name].high, frames.weight))
+        for name in weights
+    }
+    return replace(form, tensors={**form.tensors, **looks}, scalars={**form.scalars, **numbers})
 
 
 def union(forms: Sequence[Form]) -> Form:
@@ -287,14 +193,68 @@ def union(forms: Sequence[Form]) -> Form:
             {**whole.how, **form.how},
             {**whole.scalars, **form.scalars},
             whole.why or form.why,
+            form.noisy if form.why else whole.noisy,
         )
     return whole
 
 
-def weight(payload: Payload, how: Mean) -> float:
-    """Return p_k, up to a factor; who sends no such number weighs 1."""
-    value = float(payload.scalars.get(how.by or SAMPLES, 1))
-    return value if how.by else float(value > 0)
+def received(payload: Payload, form: Form, frames: Frames, most: int, announced: float) -> Sums:
+    """Return the sums of a node's clients, held against what was declared.
+
+    Parameters
+    ----------
+    payload
+        What the node sent.
+    form, frames
+        What is declared, and how it is added up.
+    most
+        How many updates there can be in it.
+    announced
+        How many samples its clients said at the start that they have.
+    """
+    try:
+        head = Head.of(json.loads(str(payload.scalars["sums"])))
+        whole = [payload.tensors[str(number)] for number in range(len(payload.tensors))]
+        sums = Sums(form, frames)
+        sums.take(head, whole)
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, ZeroDivisionError) as error:
+        raise FedtailError(f"sent a sum that cannot be read ({type(error).__name__})") from None
+    reason = _bad_sums(sums, most, announced)
+    if reason:
+        raise FedtailError(f"sent a sum {reason}")
+    return sums
 
 
-WIDE = wide()
+def _bad_sums(sums: Sums, most: int, announced: float) -> str:
+    """Return what no honest sum of so many updates and samples would have, in a clause."""
+    for name, number in sums.form.scalars.items():
+        high = announced if number.counted else number.high * most
+        if not min(0.0, number.low * most) <= sums.scalar(name) <= high:
+            return f"with {name} = {float(sums.scalar(name)):g}"
+    found = (_bad_pile(sums, key, most, announced) for key in sums.seen())
+    return next((reason for reason in found if reason), "")
+
+
+def _bad_pile(sums: Sums, key: Key, most: int, announced: float) -> str:
+    (name, part), pile = key, sums.piles[key]
+    look, how, frame = sums.form.tensors[name], sums.form.how[name], sums.frames.of(name)
+    if isinstance(how, ByClass) and not (isinstance(part, int) and 0 <= part < how.classes):
+        return f"of {name} for class {part}"
+    summed = look.dtype.is_floating_point and not isinstance(how, First)
+    kinds = {(tuple(t.shape), t.dtype) for t in pile.whole}
+    expected = {(look.shape, torch.int64 if summed else look.dtype)}
+    if kinds != expected or len(pile.whole) != (len(frame.shifts) if summed else 1):
+        return f"of {name} in another form"
+    by_samples = isinstance(how, Mean) and how.by == SAMPLES
+    heaviest = announced if by_samples else most * sums.frames.weight
+    if not 0 < pile.count <= most or not 0 <= pile.weight <= max(heaviest, most):
+        return f"of {name} with a weight of {float(pile.weight):g}"
+    if not pile.whole[0].numel():
+        return ""
+    if summed:
+        found = float(sums.total(key).abs().max())
+        bound = min(frame.bound, look.high) * float(pile.weight if isinstance(how, Mean) else most)
+    else:
+        found = float(pile.whole[0].sum() if look.counted else pile.whole[0].abs().max())
+        bound = announced if look.counted else look.high * most
+    return "" if found <= bound else f"of {name} with numbers above {bound:g}"

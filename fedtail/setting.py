@@ -14,7 +14,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Runtime
-from fedtail.engines.runtime import Shielding
+from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
@@ -84,7 +84,7 @@ class Setting:
             data=self.federation.server_data(self.split.server),
         )
 
-    def runtime(self, shield: Shielding | None = None) -> Runtime:
+    def runtime(self, client_side: ClientSide | None = None) -> Runtime:
         """Return the place where tasks are done, and updates protected before they leave."""
         return Runtime(
             self.federation,
@@ -93,7 +93,7 @@ class Setting:
             self.model,
             self.experiment.seed,
             self.device,
-            shield,
+            client_side,
         )
 
 

@@ -5,15 +5,16 @@ on who answered first nor on how clients were shared out to workers or nodes, an
 can be handed over as a sum. The one rounding is the same on every processor.
 
 Where the size of the numbers is known (a model, from the one that was sent) one integer holds them.
-Where it is not (gradients, moments) three hold all of 2^40 to 2^-86: the first is the number in
-multiples of 2^-2, the second what that leaves in multiples of 2^-44, and so on.
+Where it is not (gradients, moments) three hold all of 2^40, times a weight, to 2^-80 and less: the
+first is the number in multiples of 2^-f, the second what that leaves in multiples of 2^-(f+42) for
+a million addends, and so on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +23,6 @@ from fedtail.forms import LARGEST
 
 MOST = 62
 """No sum exceeds 2^62: an integer has 63 bits and a sign."""
-ADDENDS = 20
-"""Wide sums have room for 2^20 addends."""
-STEP = MOST - ADDENDS
 PIECE = 1 << 16
 """How many numbers are added at a time: as many as a processor's cache holds."""
 MARGIN = 16
@@ -39,35 +37,70 @@ class Frame(NamedTuple):
     shifts
         f of each integer, ascending.
     bound
-        The largest number, times its weight, that there is room for.
+        The largest number, before it is weighted, that there is room for.
     """
 
     shifts: tuple[int, ...]
     bound: float
 
 
-def wide() -> Frame:
-    """Return the frame of numbers whose size nobody knows, up to `LARGEST`."""
-    first = MOST - ADDENDS - round(math.log2(LARGEST))
-    return Frame(tuple(first + i * STEP for i in range(3)), LARGEST)
+class Frames(NamedTuple):
+    """How each tensor of an exchange becomes whole numbers.
+
+    Attributes
+    ----------
+    named
+        Of those whose size is known.
+    other
+        Of the rest.
+    weight
+        The largest weight of one client that there is room for.
+    """
+
+    named: Mapping[str, Frame]
+    other: Frame
+    weight: float
+
+    def of(self, name: str) -> Frame:
+        """Return the frame of one tensor."""
+        return self.named.get(name, self.other)
+
+    def plain(self) -> list[Any]:
+        """Return it as JSON values."""
+        return [{n: [*frame] for n, frame in self.named.items()}, [*self.other], self.weight]
+
+    @classmethod
+    def read(cls, plain: Sequence[Any]) -> Frames:
+        """Return what `plain` was made from."""
+        named, other, weight = plain
+        frames = {n: Frame(tuple(shifts), bound) for n, (shifts, bound) in named.items()}
+        return cls(frames, Frame(tuple(other[0]), other[1]), weight)
 
 
-def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
-    """Return the frame of weighted numbers like those sent.
+def wide(addends: int, weight: float) -> Frame:
+    """Return the frame of weighted numbers whose size nobody knows, up to `LARGEST`.
 
     Parameters
     ----------
-    sent
-        What clients were given under the same name.
     addends
         How many there can be.
     weight
         The largest weight.
     """
+    step = MOST - _bits(addends)
+    first = step - _bits(LARGEST) - _bits(weight)
+    return Frame((first, first + step, first + 2 * step), LARGEST)
+
+
+def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
+    """Return the frame of weighted numbers like those sent under the same name."""
     largest = float(sent.abs().max()) if sent.numel() else 0.0
-    bits = MARGIN + math.ceil(math.log2(max(1.0, largest)))
-    room = math.ceil(math.log2(max(1, addends))) + math.ceil(math.log2(max(1.0, weight)))
-    return Frame((MOST - bits - room,), 2.0**bits)
+    bits = MARGIN + _bits(largest)
+    return Frame((MOST - bits - _bits(addends) - _bits(weight),), 2.0**bits)
+
+
+def _bits(largest: float) -> int:
+    return math.ceil(math.log2(max(1.0, largest)))
 
 
 def zeros(shape: Sequence[int], frame: Frame) -> list[Tensor]:

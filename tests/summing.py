@@ -8,26 +8,23 @@ from pathlib import Path
 from fedtail import Experiment
 from fedtail.engines import Embedded
 from fedtail.engines.executor import Executor, Serial
-from fedtail.engines.protected import Protected
 from fedtail.engines.runtime import Runtime
 from fedtail.loop import Loop
 from fedtail.privacy.ckks import Adder
-from fedtail.privacy.shield import Shield
+from fedtail.privacy.client_side import ClientProtection
+from fedtail.privacy.server_side import ServerProtection
 from fedtail.result import Result
 from fedtail.setting import prepare
 
 
 def summed(
-    experiment: Experiment,
-    keys: Path | None = None,
-    executor: Callable[[Runtime], Executor] = Serial,
+    experiment: Experiment, keys: Path, executor: Callable[[Runtime], Executor] = Serial
 ) -> Result:
-    """Run with protected updates, encrypted if there are keys, and hands of one's own."""
+    """Run with encrypted updates and an executor of one's own."""
     setting = prepare(experiment)
-    runtime = setting.runtime(Shield(keys))
-    embedded = Embedded(runtime)
-    embedded.executor = executor(runtime)
-    engine = Protected(embedded, None if keys is None else Adder.open(keys))
+    runtime = setting.runtime(ClientProtection(keys))
+    engine = Embedded(runtime, server_side=ServerProtection(Adder.open(keys)))
+    engine.executor = executor(runtime)
     return Loop(setting, engine, None, ()).run(False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import permutations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.forms import LARGEST
-from fedtail.sums import PIECE, Frame, add, narrow, opened, wide, zeros
+from fedtail.sums import PIECE, Frame, Frames, add, narrow, opened, wide, zeros
 
 
 def summed(numbers: list[Tensor], weights: list[float], frame: Frame) -> Tensor:
@@ -33,7 +34,7 @@ def test_a_sum_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [wide(), narrow(torch.randn(9), 4, 1000.0)], ids=["wide", "narrow"]
+    "frame", [wide(4, 1000.0), narrow(torch.randn(9), 4, 1000.0)], ids=["wide", "narrow"]
 )
 def test_no_order_and_no_part_changes_a_bit(frame: Frame) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +58,7 @@ def test_a_wide_sum_is_that_of_infinite_precision() -> None:
     exponents = torch.randint(-9, 6, (200,), generator=generator)
     numbers = [torch.randn(200, generator=generator) * 10.0**exponents for _ in range(20)]
     weights = [float(k + 1) for k in range(20)]
-    found = summed(numbers, weights, wide())
+    found = summed(numbers, weights, wide(20, 20.0))
     exact = [
         math.fsum(float(x[i]) * w for x, w in zip(numbers, weights, strict=True))
         for i in range(200)
@@ -77,11 +78,20 @@ def test_a_narrow_sum_has_room_for_all_that_is_allowed(largest: float) -> None:
     assert int(total[0]) * 1000 < 2**63
 
 
-def test_a_wide_sum_has_room_for_a_million_of_the_largest() -> None:
-    frame = wide()
+@pytest.mark.parametrize(("addends", "weight"), [(1, 1.0), (1 << 20, 2.0**21), (7, 2.0**31)])
+def test_a_wide_sum_has_room_for_all_that_is_allowed(addends: int, weight: float) -> None:
+    frame = wide(addends, weight)
     total = zeros((1,), frame)
-    add(total, torch.tensor([LARGEST], dtype=torch.float64), 1.0, frame)
-    assert int(total[0]) * 2**20 < 2**63
+    add(total, torch.tensor([LARGEST], dtype=torch.float64), weight, frame)
+    assert int(total[0]) > 0
+    assert int(total[0]) * addends < 2**63
+    # What is left goes into the second integer, and is at most half a step of the first.
+    assert 2.0 ** (frame.shifts[1] - frame.shifts[0] - 1) * addends < 2**63
+
+
+def test_frames_come_back_from_plain_data() -> None:
+    frames = Frames({"model/w": narrow(torch.ones(3), 4, 5.0)}, wide(4, 5.0), 5.0)
+    assert Frames.read(json.loads(json.dumps(frames.plain()))) == frames
 
 
 def test_large_tensors_are_added_piece_by_piece() -> None:

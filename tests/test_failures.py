@@ -23,6 +23,7 @@ from fedtail.methods import ModelState, action
 from fedtail.models import SplitModel
 from fedtail.protocol import Client, Exchange, Server, Task
 from fedtail.reduce import Reduced
+from fedtail.totals import Sums
 
 QUICK = {"local": tiny.quick()}
 
@@ -134,7 +135,7 @@ class Spoiled(Serial):
     rounds: tuple[int, ...] = ()
     action: str = "train"
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         done = list(super().perform(jobs))
         return [
             Done(None, job.state, "lost")

@@ -23,6 +23,7 @@ from fedtail.protocol import Client, Exchange, Server, Task
 from fedtail.reduce import Reduced
 from fedtail.setting import prepare
 from fedtail.state import digest
+from fedtail.totals import Sums
 
 # The model of `tiny.plain_model`: 192 x 6 + 6 and 6 x 4 + 4 float32 numbers.
 MODEL_BYTES = 4 * (192 * 6 + 6 + 6 * 4 + 4)
@@ -53,7 +54,7 @@ class Faulty:
     runtime: Runtime
     spoiled: Sequence[tuple[int, int]]  # (round, client)
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         return [
             Done(None, job.state, "lost") if self._is_bad(job) else done
             for job, done in zip(jobs, Serial(self.runtime).perform(jobs), strict=True)

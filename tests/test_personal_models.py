@@ -140,7 +140,7 @@ def test_only_a_few_models_are_in_memory() -> None:
     sizes: list[int] = []
 
     class Counting(Serial):
-        def perform(self, jobs: Any) -> Any:
+        def perform(self, jobs: Any, total: Any = None) -> Any:
             sizes.append(len(jobs))
             return list(super().perform(jobs))
 
@@ -164,13 +164,13 @@ def test_separate_hands_and_resuming_give_the_same_numbers(tmp_path: Path) -> No
 
 def test_the_streams_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a client draws for its own model is drawn neither in training nor after it.
-    turns: list[int] = []
+    turns: list[tuple[str, int]] = []
     perform = Runtime.perform
 
     def noting(self: Runtime, task: Task, state: Any, clock: Any) -> Payload:
-        turns.append(clock.turn)
+        turns.append((clock.phase, clock.turn))
         return perform(self, task, state, clock)
 
     monkeypatch.setattr(Runtime, "perform", noting)
     run(tiny.experiment(Constant(local=tiny.quick()), rounds=1))
-    assert turns == [0] * 4 + [2_000_000] * 6
+    assert turns == [("training", 0)] * 4 + [("test", 0)] * 6

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 
-from fedtail.forms import SAMPLES, ByClass, First, Form, Like, Mean, Total
+from fedtail.engines.wire import pack, unpack
+from fedtail.errors import FedtailError
+from fedtail.forms import SAMPLES, ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.protocol import Payload, Scalar, Task, Update
-from fedtail.reduce import LARGE, Plan, frames_for, reduced, within_frames
+from fedtail.reduce import (
+    LARGE,
+    Plan,
+    Reduced,
+    frames_for,
+    received,
+    reduced,
+    within_frames,
+)
+from fedtail.totals import Sums
 
 
 def update(client: int, scalars: dict[str, Scalar] | None = None, **tensors: list[float]) -> Update:
@@ -157,7 +173,7 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     # 2^16 times the largest number sent, but at least 2^16; small tensors are not.
     sent = Payload({"model/w": torch.full((LARGE,), 3.0), "model/b": torch.zeros(1)})
     plan = Plan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
-    assert list(plan.frames) == ["model/w"]
+    assert list(plan.frames.named) == ["model/w"]
     assert plan.of_task(Task(0, "train", sent)).tensors["model/w"].high == 2.0**18
     assert plan.of_task(Task(0, "train", sent)).tensors["model/b"].high == 2.0**40
     updates = [
@@ -170,12 +186,163 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
         )
         for k in (0, 1)
     ]
-    assert torch.equal(plan.reduced(updates)["model"]["w"], torch.full((LARGE,), 0.5))
+    sums = Sums(plan.form, plan.frames)
+    for one in updates:
+        sums.add(one)
+    assert torch.equal(Reduced((0, 1), sums)["model"]["w"], torch.full((LARGE,), 0.5))
 
 
 @pytest.mark.parametrize("how", [Total(), First()])
 def test_only_means_of_what_was_sent_are_narrow(how: Total | First) -> None:
     form = Form().group("model", {"w": Like((LARGE,))}, how)
     tasks = [Task(0, "train", Payload({"model/w": torch.ones(LARGE)}))]
-    assert frames_for(form, tasks, 1) == {}
-    assert within_frames(form, {}) == form
+    frames = frames_for(form, tasks, 1)
+    assert frames.named == {}
+    assert within_frames(form, frames) == form
+
+
+def test_weights_of_its_own_are_bounded_too() -> None:
+    # 2^12 times the most samples: what is larger could overflow a sum.
+    form = Form().group("model", W, Mean(by="share")).numbers(share=Number(low=0), loss=Number())
+    frames = frames_for(form, [Task(0, "train", Payload())], 100)
+    assert frames.weight == 100 * 2.0**12
+    bounded = within_frames(form, frames)
+    assert bounded.scalars["share"].high == frames.weight
+    assert bounded.scalars["loss"] == form.scalars["loss"]
+
+
+EVERY = (
+    Form()
+    .group("model", {"w": Like((2,)), "steps": Like((), torch.int64)})
+    .group("own", W, Mean(within="cluster"))
+    .group("grad", {"bias": Like((2,))}, ByClass(3))
+    .group("moments", {"n": Like((), torch.int64), "sum": Like((2,))}, ByClass(3, mean=False))
+    .group("stats", {"mean": Like((1,))}, First())
+    .group("counts", {"all": Like((2,), torch.int64, low=0, counted=True)}, Total())
+    .numbers(samples=SAMPLES, cluster=Number(0, 1, whole=True), loss=Number())
+)
+
+
+def of_every_kind(client: int) -> Update:
+    g = torch.Generator().manual_seed(client)
+    classes = torch.tensor([client % 3] if client else [], dtype=torch.int64)
+    rows = torch.randn(len(classes), 2, generator=g)
+    tensors = {
+        "model/w": torch.randn(2, generator=g),
+        "model/steps": torch.tensor(client),
+        "own/w": torch.randn(2, generator=g),
+        "grad/classes": classes,
+        "grad/bias": rows,
+        "moments/classes": classes,
+        "moments/n": torch.full((len(classes),), 2),
+        "moments/sum": rows,
+        "stats/mean": torch.tensor([float(client)]),
+        "counts/all": torch.tensor([client, 1]),
+    }
+    loss = float(torch.randn(1, generator=g))
+    return Update(
+        client, Payload(tensors, {"samples": client + 1, "cluster": client % 2, "loss": loss})
+    )
+
+
+def contents(sums: Sums) -> dict[str, Any]:
+    values = {str(key): sums.value(key) for key in sums.seen()}
+    found = {k: None if t is None else t.tolist() for k, t in sorted(values.items())}
+    counts = {str(key): sums.count(key) for key in sorted(sums.seen(), key=str)}
+    return {"values": found, "counts": counts, "scalars": dict(sorted(sums.scalars.items()))}
+
+
+@pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4]], [[3, 1], [4], [0, 2]], [[4, 3, 2, 1, 0], []]])
+def test_sums_of_sums_are_the_sum_to_the_last_bit(parts: list[list[int]]) -> None:
+    whole, merged = Sums(EVERY), Sums(EVERY)
+    for client in range(5):
+        whole.add(of_every_kind(client))
+    for part in parts:
+        some = Sums(EVERY)
+        for client in part:
+            some.add(of_every_kind(client))
+        # As a message: JSON, and integers by number.
+        sent = unpack(pack(some.payload()))
+        if part:
+            announced = sum(client + 1 for client in part)
+            merged.merge(received(sent, EVERY, merged.frames, len(part), announced))
+    assert contents(merged) == contents(whole)
+    found = Reduced(tuple(range(5)), merged)
+    assert found["stats"]["mean"].tolist() == [0.0]
+    assert found["moments"]["n"].tolist() == [2, 4, 2]  # classes 0, 1 and 2: clients 3; 1, 4; 2
+
+
+def test_a_sum_that_breaks_off_goes_on_where_it_was() -> None:
+    some, whole = Sums(EVERY), Sums(EVERY)
+    for client in range(3):
+        some.add(of_every_kind(client))
+    whole.merge(some)
+    pieces = [t for _, _, t, _ in some.parts()]
+
+    def broken(after: int) -> Iterator[torch.Tensor]:
+        yield from pieces[:after]
+        raise EOFError
+
+    total = Sums(EVERY)
+    came = total.take(some.head(), broken(3))
+    assert came == 3
+    assert total.take(some.head(), broken(1), came) == 3
+    assert total.take(some.head(), iter(pieces), came) == len(pieces)
+    assert contents(total) == contents(whole)
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
+
+
+def rewrite(name: str, place: int, value: Any) -> Change:
+    def change(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        for pile in head["piles"]:
+            if pile[0] == name:
+                pile[place] = value
+
+    return change
+
+
+def scalar(name: str, value: str) -> Change:
+    return lambda head, tensors: head["scalars"].__setitem__(name, value)
+
+
+def tensor(number: str, value: torch.Tensor) -> Change:
+    return lambda head, tensors: tensors.__setitem__(number, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (scalar("samples", "1000"), "with samples = 1000"),
+        (scalar("samples", "many"), "cannot be read"),
+        (scalar("loss", str(2**50)), "with loss = 1.1259e+15"),
+        (rewrite("model/w", 0, "model/v"), "cannot be read"),
+        (rewrite("model/w", 2, "1000"), "of model/w with a weight of 1000"),
+        (rewrite("model/w", 2, "-1"), "of model/w with a weight of -1"),
+        (rewrite("model/w", 3, 9), "of model/w with a weight"),
+        (rewrite("grad/bias", 1, 7), "of grad/bias for class 7"),
+        (tensor("0", torch.zeros(3, dtype=torch.int64)), "of model/w in another form"),
+        (tensor("0", torch.full((2,), 2**62)), "of model/w with numbers above"),
+        (tensor("0", torch.zeros(2)), "of model/w in another form"),
+        (lambda head, tensors: head["piles"].pop(), "cannot be read"),
+        (lambda head, tensors: head.pop("scalars"), "cannot be read"),
+    ],
+)
+def test_a_node_cannot_send_more_than_its_clients_could(change: Change, reason: str) -> None:
+    some = Sums(EVERY)
+    for client in (1, 2):
+        some.add(of_every_kind(client))
+    sent = some.payload()
+    assert received(sent, EVERY, some.frames, 2, 5)
+    head, tensors = json.loads(str(sent.scalars["sums"])), dict(sent.tensors)
+    change(head, tensors)
+    with pytest.raises(FedtailError, match=re.escape(reason)):
+        received(Payload(tensors, {"sums": json.dumps(head)}), EVERY, some.frames, 2, 5)
+
+
+def test_counts_of_a_node_are_not_more_than_its_samples() -> None:
+    some = Sums(EVERY)
+    some.add(of_every_kind(4))
+    with pytest.raises(FedtailError, match="samples = 5"):
+        received(some.payload(), EVERY, some.frames, 1, 4)

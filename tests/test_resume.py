@@ -69,7 +69,7 @@ class Remembering(FedAvg[Drift]):
         own = run.client.state
         mixed = {n: ((t + own.get(n, t)) / 2).to(t.dtype) for n, t in sent.tensors.items()}
         own.update({n: t.clone() for n, t in mixed.items()})
-        return Payload(mixed, sent.scalars, sent.summable)
+        return Payload(mixed, sent.scalars)
 '''
 
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fedtail.engines.executor import Done
+from fedtail.engines.runtime import Clock, Phase
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors
@@ -58,20 +60,30 @@ class Engine(Protocol):
         it was told to drop such clients, too.
         """
 
-    def form(self, task: Task) -> Form:
+    def ask(self, task: Task, clock: Clock) -> Done:
+        """Have a task done that no method asked for, and that changes nothing at the client."""
+
+    def declared(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
 
     def announced(self, client: ClientId) -> int | None:
         """Return how many samples a client said at the start that it has; none if it did not."""
 
-    def after_training(self, round: int, test: bool = False) -> None:
-        """Give what follows in this round the same random numbers whenever it is done.
-
-        It is what comes after training, or the test of the clients' own models.
-        """
+    def begin(self, round: int, phase: Phase) -> None:
+        """Begin a phase of a round: what follows draws the same numbers whenever it is done."""
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
 
     def close(self) -> None:
         """Stop what was started."""
+
+
+class ServerSide(Protocol):
+    """The server's half of a protection of updates (`fedtail.privacy`)."""
+
+    def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
+        """Return the tasks as they are sent; refuse those whose answers cannot be protected."""
+
+    def end(self, replies: Replies, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Replies:
+        """Return what the method may see of what came back."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedtail.engines.base import ClientStates, Dropped, Replies
-from fedtail.engines.executor import Done, Executor, Job, Pool, Serial
-from fedtail.engines.runtime import Clock, Runtime
-from fedtail.forms import Form, defect, not_finite
+from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
+from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
+from fedtail.engines.pool import Pool
+from fedtail.engines.runtime import Clock, Phase, Runtime
+from fedtail.forms import Form
 from fedtail.metrics import Evaluation
-from fedtail.protocol import OPEN_SUM, ClientId, Task, Tensors, Update
-from fedtail.reduce import Plan
-
-AFTER_TRAINING = 1_000_000
-TESTING = 2_000_000
+from fedtail.protocol import ClientId, Task, Tensors, Update
+from fedtail.reduce import Plan, Reduced
+from fedtail.totals import Sums
 
 
 class Embedded:
@@ -38,6 +37,8 @@ class Embedded:
         Leave out a client whose half of the method raises, instead of raising it here.
     seconds
         How long a worker process may take for one task.
+    server_side
+        The server's half of what protects updates, if anything does.
     """
 
     def __init__(
@@ -48,67 +49,56 @@ class Embedded:
         plugins: Sequence[str] = (),
         drop: bool = False,
         seconds: float = math.inf,
+        server_side: ServerSide | None = None,
     ) -> None:
         self.states: ClientStates = {}
         self.runtime = runtime
+        self.server_side = server_side
         self.executor: Executor = Serial(runtime, drop=drop)
         if workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
         self._round = -1
-        self._first_turn = 0
+        self._phase: Phase = "training"
         self._turns: Counter[ClientId] = Counter()
 
     def perform(
         self, tasks: Sequence[Task], round: int, rounds: int, single: bool = False
     ) -> Replies:
         """Have the tasks done, a client's second task after its first."""
-        plan, states = self._plan(tasks), dict[ClientId, dict[str, Tensor]]()
-        failed: list[Dropped] = []
-        traffic: dict[ClientId, list[int]] = {}
+        if round != self._round:
+            self.begin(round, "training")
+        side = self.server_side if tasks and self._phase != "test" else None
+        sent = tasks if side is None else side.begin(tasks, self, self._phase)
+        plan = Plan.of(sent, self, single)
+        answers = Answers(self, plan, Sums(plan.form, plan.frames))
+        for wave in self._waves(sent, round, rounds):
+            answers.collect(wave)
+        replies = answers.replies()
+        if side is not None:
+            replies = side.end(replies, tasks, self, Clock(round, rounds))
+        answers.keep(replies.found.clients)
+        return replies
 
-        def good() -> Iterator[Update]:
-            for wave in self._waves(tasks, round, rounds):
-                jobs = [
-                    Job(task, states.get(task.client, self.states.get(task.client, {})), clock)
-                    for task, clock in wave
-                ]
-                for job, done in zip(jobs, self.executor.perform(jobs), strict=True):
-                    task = job.task
-                    sent = traffic.setdefault(task.client, [0, 0])
-                    sent[0] += task.payload.nbytes
-                    done = self._checked(task, done, plan)
-                    if done.payload is None:
-                        raised = done.error is not None
-                        failed.append(Dropped(task.client, done.reason, raised))
-                        continue
-                    sent[1] += done.payload.nbytes
-                    states[task.client] = done.state
-                    yield Update(task.client, done.payload)
-
-        found = plan.reduced(good(), single)
-        refused = {dropped.client for dropped in failed}
-        for client, state in states.items():
-            # An empty state is kept only where it replaces one: the client has forgotten it.
-            if client not in refused and (state or client in self.states):
-                self.states[client] = state
-        return Replies(found, sorted(failed, key=lambda dropped: dropped.client), traffic)
+    def ask(self, task: Task, clock: Clock) -> Done:
+        """Have a task done that no method asked for, and that changes nothing at the client."""
+        (done,) = self.executor.perform([Job(task, self.states.get(task.client, {}), clock)])
+        return done
 
     def form(self, task: Task) -> Form:
+        """Return what leaves a client that is given a task."""
+        return self.runtime.form(task, self._phase)
+
+    def declared(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
-        return self.runtime.form(task)
+        return self.runtime.declared(task)
 
     def announced(self, client: ClientId) -> int | None:
         """Return how many samples a client said at the start that it has; none if nothing did."""
         return self.runtime.federation.size(client)
 
-    def after_training(self, round: int, test: bool = False) -> None:
-        """Count turns from a number that no round reaches.
-
-        The exchanges after training then draw the same numbers in a test, at the end of the run,
-        and when a run is resumed that had only its end left to do.
-        """
-        first = TESTING if test else AFTER_TRAINING
-        self._round, self._first_turn, self._turns = round, first, Counter()
+    def begin(self, round: int, phase: Phase) -> None:
+        """Begin a phase of a round: turns are counted anew."""
+        self._round, self._phase, self._turns = round, phase, Counter()
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
@@ -122,32 +112,67 @@ class Embedded:
         self, tasks: Sequence[Task], round: int, rounds: int
     ) -> list[list[tuple[Task, Clock]]]:
         """Sort tasks into waves in which no client stands twice."""
-        if round != self._round:
-            self._round, self._first_turn, self._turns = round, 0, Counter()
         waves: list[list[tuple[Task, Clock]]] = []
         seen: Counter[ClientId] = Counter()
         for task in tasks:
             number = seen[task.client]
             waves += [[]] if number == len(waves) else []
-            turn = self._first_turn + self._turns[task.client]
-            waves[number].append((task, Clock(round, rounds, turn)))
+            clock = Clock(round, rounds, self._turns[task.client], self._phase)
+            waves[number].append((task, clock))
             seen[task.client] += 1
-            # No method asked for it: what it draws later must not depend on encryption.
-            self._turns[task.client] += task.action != OPEN_SUM
+            self._turns[task.client] += 1
         return waves
 
-    def _plan(self, tasks: Sequence[Task]) -> Plan:
-        """Return how the answers are added up, before any task is done; sealed ones are not."""
-        if self.runtime.shield is not None:
-            return Plan({}, Form().singly("it is sealed"), {})
-        return Plan.of(tasks, self)
 
-    def _checked(self, task: Task, done: Done, plan: Plan) -> Done:
-        """Return what came of a task, with a reason in place of an answer that cannot be used."""
-        if done.payload is None:
-            return done
-        if self.runtime.shield is not None:  # held against the form before it was sealed
-            reason = not_finite(done.payload)
-        else:
-            reason = defect(done.payload, plan.of_task(task), self.announced(task.client))
-        return replace(done, payload=None, reason=reason) if reason else done
+@dataclass
+class Answers:
+    """What comes back in one exchange."""
+
+    engine: Embedded
+    plan: Plan
+    total: Sums
+    each: list[Update] = field(default_factory=list)
+    clients: list[ClientId] = field(default_factory=list)
+    states: dict[ClientId, dict[str, Tensor]] = field(default_factory=dict)
+    failed: list[Dropped] = field(default_factory=list)
+    traffic: dict[ClientId, list[int]] = field(default_factory=dict)
+
+    def collect(self, wave: Sequence[tuple[Task, Clock]]) -> None:
+        """Have tasks of different clients done, and add up their answers as they come."""
+        known = self.engine.states
+        jobs = [
+            Job(task, self.states.get(task.client, known.get(task.client, {})), clock)
+            for task, clock in wave
+        ]
+        total = None if self.plan.single else self.total
+        for job, done in zip(jobs, self.engine.executor.perform(jobs, total), strict=True):
+            self._take(job, done)
+
+    def _take(self, job: Job, done: Done) -> None:
+        task, payload = job.task, done.payload
+        sent = self.traffic.setdefault(task.client, [0, 0])
+        sent[0] += task.payload.nbytes
+        form, announced = self.plan.of_task(task), self.engine.announced(task.client)
+        done = add_up(job, done, form, announced, self.total)
+        if done.added is None:
+            self.failed.append(Dropped(task.client, done.reason, done.error is not None))
+            return
+        sent[1] += done.added
+        self.states[task.client] = done.state
+        self.clients.append(task.client)
+        if self.plan.single and payload is not None:
+            self.each.append(Update(task.client, payload))
+
+    def replies(self) -> Replies:
+        """Return what came of it."""
+        self.each.sort(key=lambda update: update.client)
+        found = Reduced(tuple(sorted(self.clients)), self.total, tuple(self.each))
+        return Replies(found, sorted(self.failed, key=lambda d: d.client), self.traffic)
+
+    def keep(self, used: Sequence[ClientId]) -> None:
+        """Keep what the clients remember whose every answer was used."""
+        failed = {dropped.client for dropped in self.failed}
+        for client in set(used) - failed:
+            # An empty state is kept only where it replaces one: the client has forgotten it.
+            if self.states[client] or client in self.engine.states:
+                self.engine.states[client] = self.states[client]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,33 +16,49 @@ from fedtail.forms import Form, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import OPEN_SUM, Client, Payload, Task, Tensors
+from fedtail.protocol import Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 
 TEST_BATCH = 500
+Phase = Literal["training", "after", "test"]
+"""The exchanges of a round, those after training, and the test of the clients' own models."""
+FIRST_TURN: dict[Phase, int] = {"training": 0, "after": 1_000_000, "test": 2_000_000}
+"""Where the turns of a phase begin, for seeds: no round has so many.
+
+What comes after training then draws the same numbers in a test, at the end of the run, and when a
+run is resumed that had only its end left to do.
+"""
 
 
 class Withheld(FedtailError):
-    """An answer that its client's shield does not let out; the method has not failed."""
+    """An answer that its client's side of a protection does not let out."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """When a task happens: the round, and how many tasks its client did in it before."""
+    """When a task happens: round, phase, and how many tasks its client did in these before."""
 
     round: int
     rounds: int
     turn: int = 0
+    phase: Phase = "training"
 
 
-class Shielding(Protocol):
-    """The clients' half of encryption and differential privacy (`fedtail.privacy.shield`)."""
+class ClientSide(Protocol):
+    """The clients' half of a protection of updates (`fedtail.privacy`)."""
 
-    def close(self, answer: Payload, task: Payload, client: Client) -> Payload:
+    @property
+    def actions(self) -> frozenset[str]:
+        """What a client can be asked that no method asks."""
+
+    def form(self, declared: Form) -> Form:
+        """Return what leaves a client in place of what a method declares."""
+
+    def protected(self, answer: Payload, declared: Form, task: Payload, client: Client) -> Payload:
         """Return an update as it may leave the client."""
 
-    def open_sum(self, task: Payload) -> Payload:
-        """Decrypt the sums that the server made."""
+    def perform(self, task: Task) -> Payload:
+        """Do a task that is no method's own."""
 
 
 @dataclass
@@ -53,7 +69,7 @@ class Runtime:
     ----------
     base, model
         The user's model, and the one that the method trains (often the same).
-    shield
+    client_side
         What protects updates before they leave, if anything does.
     """
 
@@ -63,15 +79,17 @@ class Runtime:
     model: SplitModel
     seed: int
     device: torch.device
-    shield: Shielding | None = None
+    client_side: ClientSide | None = None
 
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
         """Do one task for one client; `state` is changed in runtime."""
-        if task.action == OPEN_SUM and self.shield is not None:
+        side = self.client_side
+        if side is not None and task.action in side.actions:
             with _withholding():
-                return self.shield.open_sum(task.payload)
+                return side.perform(task)
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
+        turn = FIRST_TURN[clock.phase] + clock.turn
         client = Client(
             id=task.client,
             data=self.federation.client(task.client),
@@ -80,27 +98,34 @@ class Runtime:
             state=state,
             round=clock.round,
             rounds=clock.rounds,
-            turn=clock.turn,
+            turn=turn,
             seed=self.seed,
             device=self.device,
         )
         # Dropout draws from torch's global stream; see `contained`.
-        stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
+        stream = derive(self.seed, f"stream/{task.action}/{turn}", clock.round, task.client)
         with contained(stream, self.device):
             payload = getattr(self.method, task.action)(task.payload, client)
         if not isinstance(payload, Payload):
             kind = type(payload).__name__
             raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
-        if self.shield is None:
+        if side is None or clock.phase == "test":
             return payload
-        # Once it is sealed, nobody can look at it any more.
-        reason = defect(payload, self.form(task), len(client.data))
+        declared = self.declared(task)
+        reason = defect(payload, declared, len(client.data))  # nobody can look at it later
         if reason:
             raise Withheld(reason)
         with _withholding():
-            return self.shield.close(payload, task.payload, client)
+            return side.protected(payload, declared, task.payload, client)
 
-    def form(self, task: Task) -> Form:
+    def form(self, task: Task, phase: Phase = "training") -> Form:
+        """Return what leaves a client that is given a task."""
+        declared = self.declared(task)
+        if self.client_side is None or phase == "test":
+            return declared
+        return self.client_side.form(declared)
+
+    def declared(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
         declared = getattr(self.method, f"{task.action}_form", None)
         if task.action not in self.method.actions() or declared is None:
@@ -134,7 +159,7 @@ class Runtime:
 
 @contextmanager
 def _withholding() -> Iterator[None]:
-    """Tell what a shield refuses from what a method raises."""
+    """Tell what a protection refuses from what a method raises."""
     try:
         yield
     except FedtailError as error:

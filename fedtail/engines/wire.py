@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.protocol import Payload, Sum
+from fedtail.protocol import Payload
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -37,27 +37,14 @@ def unpack_tensors(data: bytes, where: str) -> dict[str, Tensor]:
 
 def pack(payload: Payload) -> bytes:
     """Return a payload as bytes: the length of the JSON part, that part, the tensors."""
-    notes = {
-        "scalars": dict(payload.scalars),
-        "summable": sorted(payload.summable),
-        "sums": {group: list(how) for group, how in payload.sums.items()},
-        "released": sorted(payload.released),
-    }
-    head = json.dumps(notes).encode()
+    head = json.dumps(dict(payload.scalars)).encode()
     return len(head).to_bytes(8, "little") + head + pack_tensors(payload.tensors)
 
 
 def unpack(data: bytes) -> Payload:
     """Return the payload of `pack`."""
     body = 8 + int.from_bytes(data[:8], "little")
-    notes = json.loads(data[8:body])
-    if not isinstance(notes["scalars"], dict):
+    scalars = json.loads(data[8:body])
+    if not isinstance(scalars, dict):
         raise FedtailError("a payload is damaged: its scalars have no names")
-    tensors = unpack_tensors(data[body:], "a payload")
-    return Payload(
-        tensors,
-        notes["scalars"],
-        frozenset(notes["summable"]),
-        {group: Sum(*how) for group, how in notes["sums"].items()},
-        frozenset(notes["released"]),
-    )
+    return Payload(unpack_tensors(data[body:], "a payload"), scalars)

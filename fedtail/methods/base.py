@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+from fedtail.protocol import Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 
 S = TypeVar("S")
-Action = Callable[[Payload, Client], Payload]
 F = TypeVar("F", bound=Callable[..., Payload])
 
 
@@ -48,6 +47,34 @@ def action(function: F) -> F:
     """
     function.__dict__["is_action"] = True
     return function
+
+
+class Asks(NamedTuple):
+    """What a server half asks of clients, as far as encryption and privacy rest on it.
+
+    They rest on what is really asked, too: an exchange that is not as it was declared here is
+    refused, or costs more of the budget.
+
+    Attributes
+    ----------
+    setup
+        How many preliminary exchanges there are, each with every client.
+    round
+        Whether a round asks one ``cohort``, drawn at random, or clients of its own choice.
+    after
+        Whether clients are asked once more after training.
+    single
+        Why it needs single updates and not only sums, in a clause; empty if it does not. The form
+        of the action says the same (`Form.singly`).
+    numbers
+        Why it computes with scalars of the clients, which clipping does not cover, in a clause.
+    """
+
+    setup: int = 0
+    round: Literal["cohort", "own"] = "cohort"
+    after: bool = False
+    single: str = ""
+    numbers: str = ""
 
 
 class Method(Component, Generic[S]):
@@ -131,13 +158,9 @@ class Method(Component, Generic[S]):
         """Return what is tested and shipped; it may differ from what is trained."""
         raise NotImplementedError("abstract: derive from FedAvg")
 
-    def not_a_sum(self) -> str:
-        """Say, in a clause, why the server needs more of the updates than sums; nothing if not.
-
-        Encryption and differential privacy rest on it. A method that overrides a part of the server
-        half says it anew: what a parent says is not taken for it (`why_not_a_sum`).
-        """
-        return "nothing says that it needs only sums of updates"
+    def asks(self) -> Asks:
+        """Say what the server half asks of clients, as far as encryption and privacy rest on it."""
+        return Asks()
 
     def personal(self, s: S, server: Server) -> list[Task]:
         """Return tasks that clients answer with models of their own, in the group ``model``.
@@ -147,20 +170,3 @@ class Method(Component, Generic[S]):
         counted: it is a part of the test.
         """
         return []
-
-
-DECIDING = ("setup", "round", "aggregate", "weights", "average", "finalize")
-"""What decides whether the server needs only sums. What `reply` sends is checked when it leaves."""
-
-
-def why_not_a_sum(method: Method[Any]) -> str:
-    """Return why a method's updates cannot be summed before the server sees them, or nothing."""
-    lineage = type(method).__mro__
-
-    def place(name: str) -> int:
-        return next((i for i, cls in enumerate(lineage) if name in vars(cls)), len(lineage))
-
-    own = [name for name in DECIDING if place(name) < place("not_a_sum")]
-    if own:
-        return f"its '{own[0]}' is its own, and nothing says that it needs only sums of updates"
-    return method.not_a_sum()

@@ -4,9 +4,10 @@ Luo, Chen, Hu, Zhang, Liang, Feng, "No Fear of Heterogeneity: Classifier Calibra
 Learning with Non-IID Data", NeurIPS 2021.
 
 Training is FedAvg's. After it, every client sends of each of its classes how many samples it has,
-and the mean and covariance of their features (Eq. 3 and 4). The server pools them into one Gaussian
-a class, exactly as if it had seen all features, draws M_c virtual features from each, and re-trains
-the classifier on them. The encoder stays as it is.
+and the sums of their features and of the products of these. Added up, they give the mean and the
+covariance of each class (Eq. 3 and 4), exactly as if the server had seen all features. It draws M_c
+virtual features from each Gaussian, and re-trains the classifier on them. The encoder stays as it
+is.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ import torch
 from pydantic import Field
 
 from fedtail.forms import ByClass, Form, Like
-from fedtail.methods.base import Method, action
+from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
-from fedtail.training.moments import class_moments, draw, pooled
-
-POOLED = "it pools the moments of each client's own classes"
+from fedtail.training.moments import class_sums, draw, pooled
 
 
 @Method.register("ccvr")
@@ -41,11 +40,11 @@ class CCVR(FedAvg[ModelState]):
     )
     needs: ClassVar[tuple[str, ...]] = (
         "a linear classifier",
-        "class counts, feature means and covariances of every client",
+        "class counts, feature sums and sums of their products, over all clients",
     )
     traffic: ClassVar[str] = (
-        "once, after training: the model down to every client, and up a count, a mean and a "
-        "covariance of the features for each local class"
+        "once, after training: the model down to every client, and up a count, the sum of the "
+        "features and of their products for each local class, in double precision"
     )
 
     samples: int = Field(500, ge=0, description="M_c, virtual features of a class; 0 is FedAvg")
@@ -66,7 +65,7 @@ class CCVR(FedAvg[ModelState]):
             return s
         question = Payload(grouped("model", s.model))
         found = yield [Task(client, "moments", question) for client in server.clients]
-        told = pooled([u.payload.group("moments") for u in found.each], server.num_classes)
+        told = pooled(found["moments"])
         features = draw(told, self.samples, server.generator("virtual features"))
         head = train_head(
             unnamed(s.model, server.model).to(server.device),
@@ -80,25 +79,25 @@ class CCVR(FedAvg[ModelState]):
         calibrated = named(head.to(torch.device("cpu")), server.model)
         return replace(s, model={**s.model, **calibrated})
 
-    def not_a_sum(self) -> str:
-        """Moments about each client's own mean have to be shifted before they are added up."""
-        return POOLED
+    def asks(self) -> Asks:
+        """Ask everybody for the moments, after training."""
+        return super().asks()._replace(after=True)
 
     # Client half
 
     def moments_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        """Declare n_c, μ_c and the upper triangle of Σ_c of every local class."""
+        """Declare n_c, Σ h and the upper triangle of Σ h hᵀ of every local class."""
         d = model.feature_dim
         rows = {
             "counts": Like((), torch.int64, low=0, counted=True),
-            "mean": Like((d,)),
-            "covariance": Like((d * (d + 1) // 2,)),
+            "sums": Like((d,), torch.float64),
+            "products": Like((d * (d + 1) // 2,), torch.float64),
         }
-        return Form().group("moments", rows, ByClass(classes)).singly(POOLED)
+        return Form().group("moments", rows, ByClass(classes, mean=False))
 
     @action
     def moments(self, payload: Payload, client: Client) -> Payload:
-        """Send n_c, μ_c and Σ_c of every local class, at the model that will be tested."""
+        """Send n_c, Σ h and Σ h hᵀ of every local class, at the model that will be tested."""
         # Not `load`: the tested model has the average statistics, whatever clients keep.
         client.model.load(payload.group("model"))
-        return Payload(grouped("moments", class_moments(client.model, client.data)._asdict()))
+        return Payload(grouped("moments", class_sums(client.model, client.data)._asdict()))

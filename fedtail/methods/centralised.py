@@ -16,7 +16,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedtail.losses import BalancedSoftmax, LocalLoss
-from fedtail.methods.base import Method
+from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 
 
@@ -35,9 +35,13 @@ class Centralised(FedAvg[ModelState]):
     )
     pooled: ClassVar[bool] = True
 
-    def not_a_sum(self) -> str:
+    def asks(self) -> Asks:
         """One place has all the data: there is nothing to add up."""
-        return "there is only one place, and a sum over one is what it sent"
+        return (
+            super()
+            .asks()
+            ._replace(single="there is only one place, and a sum over one is what it sent")
+        )
 
 
 @Method.register("centralised-bsm")

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import Form, Number
-from fedtail.methods.base import Method
+from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server
@@ -102,6 +102,10 @@ class CLIMB(FedAvg[CLIMBState]):
         mean = fmean([dual for dual, n in zip(duals, p, strict=True) if n] or [0.0])
         return [n * max(1 + dual - mean, 0.0) for n, dual in zip(p, duals, strict=True)]
 
+    def asks(self) -> Asks:
+        """Need every client's own loss."""
+        return super().asks()._replace(single=LOSSES)
+
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model and f_k, of every client its own; a loss may be below 0."""
         return super().train_form(task, model, classes).numbers(loss=Number()).singly(LOSSES)
@@ -109,10 +113,6 @@ class CLIMB(FedAvg[CLIMBState]):
     def prepare(self, run: LocalRun) -> float:
         """f_k: the loss of the received model."""
         return mean_loss(run.model, run.client.data, self.loss, run.context)
-
-    def not_a_sum(self) -> str:
-        """Need every client's own loss."""
-        return LOSSES
 
     def reply(self, run: LocalRun) -> Payload:
         """Send f_k too; the weights are the server's, so a sum by samples is not enough."""

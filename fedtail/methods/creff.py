@@ -23,7 +23,7 @@ from fedtail.forms import ByClass, Form
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server, Sum, Tensors, grouped
+from fedtail.protocol import Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import (
     ClassGradients,
@@ -151,10 +151,6 @@ class CReFF(FedAvg[CReFFState]):
         )
         return named(trained.to(torch.device("cpu")), server.model)
 
-    def not_a_sum(self) -> str:
-        """Means of the models and, class by class, of the gradients are all it needs."""
-        return super().not_a_sum()
-
     def eval_model(self, s: CReFFState) -> Tensors:
         """Return u with v̂."""
         return {**s.model, **(s.head or {})}
@@ -196,12 +192,7 @@ class CReFF(FedAvg[CReFFState]):
         payload = super().reply(run)
         if run.aux is None:
             return payload
-        return replace(
-            payload,
-            tensors={**payload.tensors, **grad_group(run.aux)},
-            summable=payload.summable | {"grad"},
-            sums={**payload.sums, "grad": Sum("classes")},
-        )
+        return replace(payload, tensors={**payload.tensors, **grad_group(run.aux)})
 
 
 def fresh_head(server: Server, model: SplitModel) -> Head:

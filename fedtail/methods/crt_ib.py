@@ -76,10 +76,6 @@ class CRTIB(FedAvg[CRTState]):
         found = yield [Task(client, "retrain", payload) for client in server.cohort()]
         return self.aggregate(s, found, server)
 
-    def not_a_sum(self) -> str:
-        """Need nothing but the mean of the models."""
-        return super().not_a_sum()
-
     # Client half
 
     def retrain_form(self, task: Payload, model: SplitModel, classes: int) -> Form:

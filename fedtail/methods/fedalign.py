@@ -87,10 +87,6 @@ class FedAlign(FedAvg[ModelState]):
             server.log("lipschitz_gap", found.mean("lipschitz_gap"))
         return super().aggregate(s, found, server)
 
-    def not_a_sum(self) -> str:
-        """Need nothing but the mean of the models; what `aggregate` logs are scalars."""
-        return super().not_a_sum()
-
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model, and how large D was."""
         whole = super().train_form(task, model, classes)

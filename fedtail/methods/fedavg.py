@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
-from fedtail.methods.base import Method, action
+from fedtail.methods.base import Asks, Method, action
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
     Client,
@@ -158,11 +158,13 @@ class FedAvg(Method[M], Generic[M]):
                 memory[name] = new
         return replace(s, model=model, memory=memory)
 
-    def not_a_sum(self) -> str:
-        """Need the mean of the models, and what the prior needs; buffers of one client are more."""
-        if self.buffers == "first":
-            return "buffers = 'first' takes the statistics of one client"
-        return self.prior.not_a_sum()
+    def asks(self) -> Asks:
+        """Ask what the prior asks, and then a cohort a round."""
+        first = self.buffers == "first"
+        return Asks(
+            setup=self.prior.exchanges,
+            single="buffers = 'first' takes the statistics of one client" if first else "",
+        )
 
     def eval_model(self, s: M) -> Tensors:
         """Return the global model."""
@@ -267,5 +269,4 @@ class FedAvg(Method[M], Generic[M]):
         return Payload(
             grouped("model", run.model.tensors()),
             {"samples": len(run.client.data), "steps": run.steps},
-            summable=frozenset({"model"}),
         )

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
 from fedtail.forms import Form
-from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.base import Asks, Method
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Tensors
 from fedtail.reduce import Reduced
@@ -71,9 +71,9 @@ class FedBE(FedAvg[ModelState]):
     )
     swa_every: int = Field(25, ge=1, description="steps between two weights that are averaged")
 
-    def not_a_sum(self) -> str:
+    def asks(self) -> Asks:
         """Need every client's own model."""
-        return DRAWN
+        return super().asks()._replace(single=DRAWN)
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average, draw, and distil all of them into the average."""
@@ -154,10 +154,6 @@ class FedBE(FedAvg[ModelState]):
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model, of every client its own."""
         return super().train_form(task, model, classes).singly(DRAWN)
-
-    def reply(self, run: LocalRun) -> Payload:
-        """Send the model to be seen by itself: the sum of models says nothing of their spread."""
-        return replace(super().reply(run), summable=frozenset())
 
 
 class WeightAverage:

@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import Form
-from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.base import Asks, Method
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Tensors
 from fedtail.reduce import Reduced
@@ -53,9 +53,9 @@ class FedDF(FedAvg[ModelState]):
         0.1, gt=0, lt=1, description="with patience: share of the server data that is held out"
     )
 
-    def not_a_sum(self) -> str:
+    def asks(self) -> Asks:
         """Need every client's own model."""
-        return TEACHERS
+        return super().asks()._replace(single=TEACHERS)
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average, then distil the ensemble into the average."""
@@ -101,10 +101,6 @@ class FedDF(FedAvg[ModelState]):
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model, of every client its own."""
         return super().train_form(task, model, classes).singly(TEACHERS)
-
-    def reply(self, run: LocalRun) -> Payload:
-        """Send the model to be seen by itself: a sum of models is no ensemble."""
-        return replace(super().reply(run), summable=frozenset())
 
 
 class Watch:

@@ -80,10 +80,6 @@ class FedLC(FedAvg[ModelState]):
                     server.log(f"deviation_{side}", math.exp(found.total(f"{side}_log") / classes))
         return super().aggregate(s, found, server)
 
-    def not_a_sum(self) -> str:
-        """Need nothing but the mean of the models, and of what was measured."""
-        return super().not_a_sum()
-
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the model, and what is measured on request."""
         whole = super().train_form(task, model, classes)

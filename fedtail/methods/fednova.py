@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Mean, Number
-from fedtail.methods.base import Method
+from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import LocalRun, ModelState
 from fedtail.methods.fedprox import FedProx
 from fedtail.models.split_model import SplitModel
@@ -51,9 +51,11 @@ class FedNova(FedProx):
             )
         return self
 
-    def not_a_sum(self) -> str:
-        """Need every client's own number of steps."""
-        return "it weighs clients by their own numbers of steps"
+    def asks(self) -> Asks:
+        """Compute with how many steps clients did."""
+        return (
+            super().asks()._replace(numbers="its average rests on how many steps each client did")
+        )
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare w_k, weighed by n_k / a_k, and what τ_eff and γ are sums of."""
@@ -82,7 +84,7 @@ class FedNova(FedProx):
         # With a proximal term, the authors' τ_eff is the mean number of steps, not of a.
         taken = float(run.steps) if self.mu else a
         facts = {"share": n * (self.unit(*at) / a) if n else 0.0, "work": n * taken}
-        return replace(sent, scalars={**sent.scalars, **facts}, summable=frozenset())
+        return replace(sent, scalars={**sent.scalars, **facts})
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """W ← w + τ_eff Σ p_k (w_k − w) / a_k.

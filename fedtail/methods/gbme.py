@@ -26,7 +26,7 @@ from torch.nn import functional
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Number, renamed
 from fedtail.losses import BalancedSoftmax, LocalLoss
-from fedtail.methods.base import Method, action
+from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.experts import ExpertModel, with_experts
 from fedtail.models.split_model import SplitModel
@@ -36,7 +36,6 @@ from fedtail.protocol import (
     Exchange,
     Payload,
     Server,
-    Sum,
     Task,
     grouped,
 )
@@ -138,7 +137,8 @@ class GBME(FedAvg[GBMEState]):
         order = chance if self.grouping == "random" else likeness
         groups = cut(order, server.clients, self.experts)
         for i, group in enumerate(groups):
-            inside = [float(likeness[k]) for k, c in enumerate(server.clients) if c in set(group)]
+            members = set(group)
+            inside = [float(likeness[k]) for k, c in enumerate(server.clients) if c in members]
             server.log(f"similarity_{i}", sum(inside) / max(len(inside), 1))
         return replace(s, groups=groups)
 
@@ -173,13 +173,15 @@ class GBME(FedAvg[GBMEState]):
             new |= {names[short]: t for short, t in found["expert", i].items()}
         return self.server_step(s, new, server)
 
-    def not_a_sum(self) -> str:
-        """Look at clients one by one to group them; a noisy index may be looked at."""
-        if self.grouping == "label":
-            return LABELS
+    def asks(self) -> Asks:
+        """Ask M cohorts a round; look at clients one by one to group them, unless with noise."""
+        single = super().asks().single
         if isinstance(self.prior, ProxyPrior) and not self.prior.noisy:
-            return "its prior reads each client's own index; gbme-p sends it with noise"
-        return super().not_a_sum()
+            single = "its prior reads each client's own index; gbme-p sends it with noise"
+        if self.grouping == "label":
+            single = LABELS
+        drawn: Literal["cohort", "own"] = "cohort" if self.experts == 1 else "own"
+        return super().asks()._replace(round=drawn, single=single)
 
     # Client half
 
@@ -245,8 +247,6 @@ class GBME(FedAvg[GBMEState]):
         return Payload(
             {**grouped("model", trunk), **grouped("expert", expert)},
             {**whole.scalars, "expert": i},
-            summable=frozenset({"model", "expert"} if trunk else {"expert"}),
-            sums={"expert": Sum(within="expert")},
         )
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import Form, Like, Number, Total, renamed
-from fedtail.methods.base import Method, action
+from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.ensemble import Ensemble, as_member, of_member
 from fedtail.models.split_model import SplitModel
@@ -119,9 +119,9 @@ class IFCA(FedAvg[IFCAState]):
         largest = 0 if s.held is None else int(s.held.argmax())
         return of_member(largest, s.model)
 
-    def not_a_sum(self) -> str:
+    def asks(self) -> Asks:
         """Need to know who chose which cluster."""
-        return "which cluster each client chose is told one by one"
+        return super().asks()._replace(single="which cluster each client chose is told one by one")
 
     # Client half
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedtail.forms import COUNT, SAMPLES, Form, Mean, like
-from fedtail.methods.base import Method, action
+from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, grouped
@@ -91,9 +91,9 @@ class LocalOnly(FedAvg[LocalOnlyState]):
         """Have every client's model tested; of those that have not trained, the initial one."""
         return self.tasks("show", server.clients, s, server)
 
-    def not_a_sum(self) -> str:
-        """Need nothing of the clients."""
-        return ALONE
+    def asks(self) -> Asks:
+        """Need nothing of the clients but to be told who they are."""
+        return super().asks()._replace(round="cohort", after=True, single=ALONE)
 
     # Client half
 

@@ -140,10 +140,6 @@ class RatioLoss(FedAvg[RatioState]):
                 r[c] = ((len(classes) - 1) * own[known] / others[known]).mean().abs()
         return r.clamp(max=MOST)
 
-    def not_a_sum(self) -> str:
-        """Need nothing but the mean of the models."""
-        return super().not_a_sum()
-
     # Client half
 
     def prepare(self, run: LocalRun) -> None:

@@ -23,7 +23,7 @@ from fedtail.forms import COUNT, ByClass, Form, Number
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import Output, SplitModel
-from fedtail.protocol import Exchange, Payload, Server, Sum, Tensors, grouped
+from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import Statistics, balanced_set, constant_features
@@ -173,10 +173,6 @@ class RedGrape(FedAvg[RedGrapeState]):
             server.log(name, found.mean(name))
         return replace(super().aggregate(s, found, server), prototypes=prototypes)
 
-    def not_a_sum(self) -> str:
-        """Means of the models and, class by class, of the gradients are all it needs."""
-        return super().not_a_sum()
-
     def eval_model(self, s: RedGrapeState) -> Tensors:
         """P and W: the supplementary head is left behind."""
         if not self.second_head:
@@ -287,7 +283,5 @@ class RedGrape(FedAvg[RedGrapeState]):
         return replace(
             sent,
             tensors={**sent.tensors, **grouped("grad", aux.gradients)},
-            summable=sent.summable | {"grad"},
-            sums={**sent.sums, "grad": Sum("classes")},
             scalars={**sent.scalars, **found},
         )

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedtail.forms import Form, Mean, Number, like
-from fedtail.methods.base import Method
+from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Payload, Server, Tensors, grouped
@@ -104,11 +104,11 @@ class Scaffold(FedAvg[ScaffoldState]):
         server.log("control_change", norm(change))
         return replace(super().aggregate(s, found, server), control=control)
 
-    def not_a_sum(self) -> str:
-        """Need means by samples, if the field says so."""
-        if not self.weighted:
-            return "it weighs all clients the same; weighted = true weighs them by samples"
-        return super().not_a_sum()
+    def asks(self) -> Asks:
+        """Compute with how many clients had anything to train on."""
+        return (
+            super().asks()._replace(numbers="its control variate rests on how many clients trained")
+        )
 
     # Client half
 
@@ -156,7 +156,6 @@ class Scaffold(FedAvg[ScaffoldState]):
             sent,
             tensors={**sent.tensors, **grouped("control", change)},
             scalars={**sent.scalars, "trained": int(len(run.client.data) > 0)},
-            summable=frozenset({"model", "control"}) if self.weighted else frozenset(),
         )
 
 

@@ -44,10 +44,6 @@ class TauNorm(FedAvg[ModelState]):
         yield from ()
         return replace(s, model={**s.model, **self.normalised(s.model, server.model)})
 
-    def not_a_sum(self) -> str:
-        """Need nothing but the mean of the models."""
-        return super().not_a_sum()
-
     def normalised(self, tensors: Mapping[str, Tensor], model: SplitModel) -> dict[str, Tensor]:
         """w_c ← w_c / ‖w_c‖^τ, b ← 0, in every head (Eq. 4); with τ = 0 nothing."""
         if self.tau == 0:

@@ -21,10 +21,9 @@ from fedtail.engines import Embedded
 from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
-from fedtail.methods.base import why_not_a_sum
+from fedtail.forms import CLASSES, Form
 from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
-from fedtail.privacy.additive import Total, addends
 from fedtail.privacy.attacks import (
     LabelGuess,
     Likeness,
@@ -36,7 +35,9 @@ from fedtail.privacy.attacks import (
 )
 from fedtail.privacy.clipping import private_update
 from fedtail.privacy.gaussian import analytic_sigma
-from fedtail.protocol import Client, Payload, Server, Task
+from fedtail.privacy.layout import part_of
+from fedtail.protocol import Client, Payload, Server, Task, Update, grouped
+from fedtail.reduce import Reduced, reduced
 from fedtail.setting import Setting
 
 Seen = Mapping[str, Tensor]
@@ -121,6 +122,7 @@ class Witnessed:
     task: Task
     answer: Payload
     client: Client
+    form: Form
 
 
 def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
@@ -141,7 +143,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
         runtime = setting.runtime()
         witnessed = first_round(setting, runtime)
         counts = {w.task.client: w.client.counts for w in witnessed}
-        refused = why_not_a_sum(method)
+        refused = method.asks().single
         shown = {NOTHING: plain_view(witnessed)}
         if not refused:
             shown |= protected_views(witnessed, setting, epsilon)
@@ -169,7 +171,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
 
 def first_round(setting: Setting, runtime: Runtime) -> list[Witnessed]:
     """Do the first exchange of round 1 again, with every client."""
-    from fedtail.exchange import Ledger, drive  # the loop knows the guard, which knows this package
+    from fedtail.exchange import Ledger, drive  # the loop knows the plan, which knows this package
 
     method, server = setting.method, setting.server(0)
     state = method.init(setting.model, server)
@@ -190,7 +192,7 @@ def first_round(setting: Setting, runtime: Runtime) -> list[Witnessed]:
             rounds=rounds,
             seed=setting.experiment.seed,
         )
-        found.append(Witnessed(task, answer, client))
+        found.append(Witnessed(task, answer, client, runtime.declared(task)))
     return found
 
 
@@ -210,24 +212,27 @@ def protected_views(
     witnessed: list[Witnessed], setting: Setting, epsilon: float
 ) -> dict[str, dict[int, Seen]]:
     """Return what is seen of the same updates under each protection."""
-    privacy, num_classes = setting.experiment.privacy, setting.dataset.num_classes
-    parts = [addends(w.answer, w.task.payload.scalars, num_classes) for w in witnessed]
-    mean: dict[str, Tensor] = {}
-    for part in parts[0]:
-        own = [p[part] for p in parts if p[part].within == parts[0][part].within]
-        numbers = torch.stack([a.numbers for a in own]).sum(dim=0)
-        mean |= Total.of(own[0].form, numbers, len(own)).tensors(first=True)
+    privacy = setting.experiment.privacy
+    # The updates of the first one's part, as the server is told of them.
+    own = [w for w in witnessed if part_of(w.form) == part_of(witnessed[0].form)]
+    found = reduced([Update(w.task.client, w.answer) for w in own], own[0].form)
+    groups = {name.partition("/")[0] for name in own[0].form.tensors}
+    mean = {n: t for g in groups for n, t in grouped(g, _group(found, g, own[0].form)).items()}
     sigma = analytic_sigma(epsilon, privacy.delta, 2 * privacy.clip)
     views: dict[str, dict[int, Seen]] = {ENCRYPTED: {}, CLIPPED: {}, NOISY: {}}
     for w in witnessed:
-        sent, client = w.task.payload, w.task.client
-        whole = Witnessed(w.task, Payload(mean), w.client)
-        views[ENCRYPTED] |= plain_view([whole])
+        views[ENCRYPTED] |= plain_view([replace(w, answer=Payload(mean))])
         draw = w.client.generator("privacy noise of an update")
+        rows = {f"{g}/{CLASSES}": torch.arange(c) for g, c in w.form.rows.items()}
         for name, noise in ((CLIPPED, 0.0), (NOISY, sigma)):
-            safe = private_update(w.answer, sent, num_classes, privacy.clip, noise, draw)
-            views[name][client] = safe.tensors
+            safe = private_update(w.answer, w.form, w.task.payload, privacy.clip, noise, draw)
+            views[name][w.task.client] = {**safe.tensors, **rows}
     return views
+
+
+def _group(found: Reduced, group: str, form: Form) -> dict[str, Tensor]:
+    part = part_of(form)
+    return found[group] or (found[group, part] if part is not None else {})
 
 
 def examine(

@@ -150,12 +150,7 @@ class Budget:
                 self.rounds[entry["round"]] = Spending(weights, entry["drawn"])
 
 
-def plan(
-    privacy: Privacy,
-    server: Callable[[int], Server],
-    rounds: int,
-    first: Sequence[Sequence[Task]],
-) -> Budget:
+def planned(privacy: Privacy, server: Callable[[int], Server], rounds: int, setup: int) -> Budget:
     """Return the budget of a run, with the noise that its rounds ask for.
 
     Parameters
@@ -165,27 +160,19 @@ def plan(
     server
         The server of each round.
     rounds
-        How many rounds there will be.
-    first
-        The first tasks of the setup (none if it has no exchange) and of round 1.
+        How many rounds there will be, each with one cohort drawn at random.
+    setup
+        How many preliminary exchanges, each with every client.
     """
-    clients = len(server(0).clients)
-    budget = Budget(privacy, clients, lambda round: server(round).cohort())
-    setup, train = first
-    if sorted(task.client for task in train) != list(budget.cohort(1)):
-        raise FedtailError(
-            "the method draws its cohorts in a way of its own, for which the accountant has no "
-            "rule: differential privacy needs clients that are drawn at random"
-        )
-    planned = [Spending(dict.fromkeys(budget.cohort(r), 1)) for r in range(1, rounds + 1)]
+    everybody = server(0).clients
+    budget = Budget(privacy, len(everybody), lambda round: server(round).cohort())
+    releases = [Spending(dict.fromkeys(budget.cohort(r), 1)) for r in range(1, rounds + 1)]
     if setup:
-        before = Spending()
-        before.add((task.client for task in setup), drawn=False)
-        planned.insert(0, before)
+        releases.insert(0, Spending(dict.fromkeys(everybody, setup), drawn=False))
     epsilon, delta = float(privacy.epsilon or 0), privacy.delta
-    found = privacy.noise or 2 * least_noise(budget.releases(planned), epsilon, delta)
+    found = privacy.noise or 2 * least_noise(budget.releases(releases), epsilon, delta)
     budget.noise = found
-    if budget.cost(planned[: 2 if setup else 1], found) > epsilon * SLACK:
+    if budget.cost(releases[: 2 if setup else 1], found) > epsilon * SLACK:
         raise FedtailError(
             f"privacy.noise = {found:g} is too little: the first round would spend more than "
             f"epsilon = {epsilon:g}"

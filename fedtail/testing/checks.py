@@ -20,12 +20,12 @@ import torch
 from pydantic import BaseModel
 
 from fedtail.config import Config
-from fedtail.engines.embedded import TESTING
 from fedtail.engines.executor import Job
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.forms import Form
 from fedtail.loop import run
 from fedtail.methods.base import Method
+from fedtail.privacy.layout import why_no_sum
 from fedtail.result import Result
 from fedtail.setting import prepare
 from fedtail.testing.case import Case, CheckFailed, expect
@@ -248,7 +248,7 @@ def a_round_in_which_nobody_answers_keeps_the_model(case: Case) -> None:
     """Go on when all answers of a round are lost."""
 
     def in_round_2(job: Job) -> bool:
-        return job.clock.round == 2 and job.clock.turn < TESTING
+        return job.clock.round == 2 and job.clock.phase != "test"
 
     result = run_with(case.experiment(), partial(Spoiler, spoil=lost, which=in_round_2))
     expect(result.history[1]["clients"] == [], "somebody took part in the round without answers")
@@ -302,11 +302,14 @@ def worker_processes_give_the_same_bits(case: Case) -> None:
 
 @check(NORM)
 def floats_on_the_wire_are_float32_on_the_cpu(case: Case) -> None:
-    """Send float32 on the CPU, without gradients."""
+    """Send float32 on the CPU, without gradients; another precision only where the form says so."""
+    runtime = prepare(case.experiment()).runtime()
     for job, answer in case.messages():
+        declared = runtime.declared(job.task).tensors
         for payload in (job.task.payload, answer):
             for name, tensor in payload.tensors.items():
-                right = not tensor.is_floating_point() or tensor.dtype == torch.float32
+                kinds = {torch.float32, *(declared[n].dtype for n in (name,) if n in declared)}
+                right = not tensor.is_floating_point() or tensor.dtype in kinds
                 expect(right, f"{job}: '{name}' is {tensor.dtype}")
                 expect(tensor.device.type == "cpu", f"{job}: '{name}' is on {tensor.device}")
                 expect(not tensor.requires_grad, f"{job}: '{name}' carries a gradient: detach it")
@@ -325,20 +328,43 @@ def all_clients_send_the_same_names(case: Case) -> None:
 
 @check(NORM)
 def names_have_a_group(case: Case) -> None:
-    """Name tensors group/name, and as summable only groups that are sent."""
+    """Name tensors group/name."""
     for job, answer in case.messages():
         for payload in (job.task.payload, answer):
             for name in payload.tensors:
                 expect("/" in name, f"{job}: '{name}' has no group before a slash")
-            missing = payload.summable - {name.partition("/")[0] for name in payload.tensors}
-            expect(not missing, f"{job}: summable groups that are not sent: {sorted(missing)}")
+
+
+@check(NORM)
+def asks_what_it_says(case: Case) -> None:
+    """Ask clients what `asks` says, which encryption and privacy are refused or planned by."""
+    setting = prepare(case.experiment(per_round=len(COUNTS)))
+    asks, runtime = setting.method.asks(), setting.runtime()
+    _, waves = case.recorded()
+    for wave in waves:
+        clock, tasks = wave[0][0].clock, [job.task for job, _ in wave]
+        for task in tasks:
+            why = why_no_sum(runtime.declared(task))
+            expect(
+                bool(asks.single) or not why, f"'{task.action}' is read singly, asks().single is ''"
+            )
+        if clock.phase == "after":
+            expect(
+                asks.after, f"'{tasks[0].action}' is asked after training, asks().after is False"
+            )
+        if clock.phase == "training" and clock.round and asks.round == "cohort":
+            cohort = setting.server(clock.round).cohort()
+            drawn = [task.client for task in tasks] == cohort
+            expect(drawn, f"round {clock.round} does not ask its cohort, asks().round is 'cohort'")
+    before = sum(1 for wave in waves if not wave[0][0].clock.round)
+    expect(before == asks.setup, f"{before} exchanges in setup, asks().setup is {asks.setup}")
 
 
 @check(NORM)
 def traffic_is_counted(case: Case) -> None:
     """Be charged for the bytes that are sent, and for no test of own models."""
     result, _ = case.recorded()
-    sent = [(j.task.payload, a) for j, a in case.messages() if j.clock.turn < TESTING]
+    sent = [(j.task.payload, a) for j, a in case.messages() if j.clock.phase != "test"]
     for way, which in (("down", 0), ("up", 1)):
         bytes_sent = sum(pair[which].nbytes for pair in sent)
         told = sum(record[f"bytes_{way}"] for record in result.history)

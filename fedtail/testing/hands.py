@@ -23,6 +23,7 @@ from fedtail.protocol import Tensors
 from fedtail.result import Result
 from fedtail.setting import prepare
 from fedtail.testing.federation import CLASSES
+from fedtail.totals import Sums
 
 
 def run_with(
@@ -49,7 +50,7 @@ class Isolated:
     def __init__(self, runtime: Runtime) -> None:
         self.runtimes = [_copied(runtime), _copied(runtime)]
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs in reverse, by turns on the two copies."""
         done = [self._one(i, job) for i, job in reversed(list(enumerate(jobs)))]
         return done[::-1]
@@ -86,7 +87,7 @@ class Recorder(Serial):
         super().__init__(runtime)
         self.waves: list[list[tuple[Job, Done]]] = []
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs and keep them with what came of each."""
         done = list(super().perform(jobs))
         self.waves.append(list(zip(jobs, done, strict=True)))
@@ -106,7 +107,7 @@ class Spoiler(Serial):
     spoil: Callable[[Done], Done] = field(default=lambda done: done)
     which: Callable[[Job], bool] = field(default=lambda job: job.task.client == 0)
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs, and spoil."""
         done = list(super().perform(jobs))
         return [self.spoil(d) if self.which(job) else d for job, d in zip(jobs, done, strict=True)]

@@ -1,17 +1,13 @@
-"""Count, mean and covariance of each class's features: on a client, pooled, and drawn from.
+"""Count, mean and covariance of each class's features: from sums over clients, and drawn from.
 
-With n_k samples of mean μ_k and covariance Σ_k (divisor n_k − 1) at client k, the pooled ones are
-μ = Σ_k (n_k/n) μ_k and
-
-    Σ = Σ_k (n_k−1)/(n−1) Σ_k + Σ_k n_k/(n−1) μ_k μ_kᵀ − n/(n−1) μ μᵀ,
-
-exactly those of all samples together. The last two terms are Σ_k n_k/(n−1) (μ_k−μ)(μ_k−μ)ᵀ, which
-does not subtract large numbers, and is how it is computed here.
+With n samples of a class, s = Σ h and Q = Σ h hᵀ over all clients, the mean is μ = s / n and the
+covariance (Q − n μ μᵀ) / (n − 1): exactly those of all samples together, and nobody's own moments
+are seen. The difference of two large numbers is why sums are in double precision: where means are
+a thousand times the deviations, ten digits of the covariance are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +16,18 @@ from torch import Tensor
 from fedtail.data.federation import ClientData
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Tensors
+
+
+class ClassSums(NamedTuple):
+    """Of L classes: their numbers (L,), counts (L,), sums (L, d) and sums of products.
+
+    The products h hᵀ are their upper triangle, row by row: (L, d(d+1)/2).
+    """
+
+    classes: Tensor
+    counts: Tensor
+    sums: Tensor
+    products: Tensor
 
 
 class Moments(NamedTuple):
@@ -34,8 +42,8 @@ class Moments(NamedTuple):
     covariance: Tensor
 
 
-def class_moments(model: SplitModel, data: ClientData, batch_size: int = 500) -> Moments:
-    """Return the moments of the features of each local class, in evaluation mode."""
+def class_sums(model: SplitModel, data: ClientData, batch_size: int = 500) -> ClassSums:
+    """Return the sums over the features of each local class, in evaluation mode."""
     model.eval()
     order = torch.argsort(data.labels, stable=True)
     with torch.no_grad():
@@ -43,59 +51,39 @@ def class_moments(model: SplitModel, data: ClientData, batch_size: int = 500) ->
     h = torch.cat([torch.zeros(0, model.feature_dim), *parts]).to(torch.float64)
     classes, counts = torch.unique(data.labels, return_counts=True)
     upper = torch.triu_indices(model.feature_dim, model.feature_dim)
-    mean = h.new_zeros(len(classes), model.feature_dim)
-    covariance = h.new_zeros(len(classes), upper.shape[1])
-    for row, of_class in enumerate(torch.split(h, counts.tolist())):
-        mean[row] = of_class.mean(dim=0)
-        centred = of_class - mean[row]
-        # One sample has no covariance: it is sent as zero, and counts n − 1 = 0 in the pool.
-        square = centred.T @ centred / max(1, len(of_class) - 1)
-        covariance[row] = square[upper[0], upper[1]]
-    return Moments(classes, counts, mean.float(), covariance.float())
+    groups = torch.split(h, counts.tolist())
+    none = [h.new_zeros(0, model.feature_dim)], [h.new_zeros(0, upper.shape[1])]
+    sums = torch.cat([*none[0], *(g.sum(dim=0, keepdim=True) for g in groups)])
+    products = torch.cat([*none[1], *((g.T @ g)[upper[0], upper[1]][None] for g in groups)])
+    return ClassSums(classes, counts, sums, products)
 
 
-def pooled(groups: Sequence[Tensors], num_classes: int) -> Moments:
-    """Return the moments of all clients' samples together, in float64.
+def pooled(told: Tensors) -> Moments:
+    """Return the moments of all clients' samples together; classes without a sample are left out.
 
     Parameters
     ----------
-    groups
-        Of each client the fields of its `Moments`, by name.
-    num_classes
-        Rows of any other class are left out, and so are classes without a sample.
+    told
+        `ClassSums` over all clients, by name.
     """
-    # Counts first, over all clients: the means are weighted by them, and covariances by the means.
-    counts = torch.zeros(num_classes, dtype=torch.int64)
-    for group in groups:
-        known = (group["classes"] >= 0) & (group["classes"] < num_classes)
-        counts.index_add_(0, group["classes"][known], group["counts"][known])
-    classes = torch.nonzero(counts)[:, 0]
-    width = groups[0]["mean"].shape[1]
-    upper = torch.triu_indices(width, width)
-    mean = torch.zeros(len(classes), width, dtype=torch.float64)
-    covariance = torch.zeros(len(classes), upper.shape[1], dtype=torch.float64)
-    for row, c in enumerate(classes):
-        rows = [group["classes"] == c for group in groups]
-
-        def of(name: str, rows: Sequence[Tensor] = rows) -> Tensor:
-            return torch.cat([g[name][r] for g, r in zip(groups, rows, strict=True)]).double()
-
-        n, mu, n_c = of("counts"), of("mean"), int(counts[c])
-        mean[row] = n @ mu / n_c
-        # Differences before squares: n μμᵀ subtracted from Σ n_k μ_k μ_kᵀ would leave the rounding
-        # errors of two large numbers where clients agree.
-        between = ((mu - mean[row]).T * n) @ (mu - mean[row])
-        # Each client divided by its n_k − 1; a client of one sample adds nothing within.
-        within = (n - 1) @ of("covariance")
-        covariance[row] = (within + between[upper[0], upper[1]]) / max(1, n_c - 1)
-    return Moments(classes, counts[classes], mean, covariance)
+    there = told["counts"] > 0
+    classes, n = told["classes"][there], told["counts"][there].double()[:, None]
+    mean = told["sums"][there] / n
+    upper = torch.triu_indices(mean.shape[1], mean.shape[1])
+    outer = mean[:, upper[0]] * mean[:, upper[1]]
+    # One sample has no covariance: Q − μ μᵀ is zero, up to rounding.
+    covariance = (told["products"][there] - n * outer) / (n - 1).clamp(min=1)
+    covariance = torch.where(n > 1, covariance, 0.0)
+    return Moments(classes, told["counts"][there], mean, covariance)
 
 
 def draw(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
     """Return features (L, samples, d) from N(μ_c, Σ_c) of each class.
 
     A covariance of fewer samples than dimensions is singular, and rounding may leave it a little
-    negative: Σ = Q Λ Qᵀ is factored with Λ ≥ 0, so that μ + Q √Λ z is always defined.
+    negative: Σ = Q Λ Qᵀ is factored with Λ ≥ 0, so that μ + Q √Λ Qᵀ z is always defined. The
+    symmetric root, because eigenvectors have no sign: with Q √Λ z alone the last bit of Σ could
+    turn a drawn feature around.
     """
     width = moments.mean.shape[1]
     upper = torch.triu_indices(width, width)
@@ -106,5 +94,6 @@ def draw(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
         # eigh reads one triangle; "U" is the one there is.
         values, vectors = torch.linalg.eigh(whole, UPLO="U")
         z = torch.randn(samples, width, generator=generator, dtype=torch.float64)
-        drawn[row] = mean + (z * values.clamp(min=0).sqrt()) @ vectors.T
+        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        drawn[row] = mean + z @ root
     return drawn

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.config import Component, Registry
 from fedtail.forms import Form, Like, Total
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Sum, Task, Tensors
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.training.local import LocalTraining
 
 
@@ -22,6 +22,8 @@ class ClassPrior(Component):
     """Class counts up to a factor, as seen by a client."""
 
     registry: ClassVar[Registry[ClassPrior]] = Registry("prior")
+    exchanges: ClassVar[int] = 0
+    """How many exchanges with every client `setup` holds."""
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Ask the clients for what the prior needs; return what they are to be told, if any."""
@@ -39,10 +41,6 @@ class ClassPrior(Component):
         """Declare what `report` answers (see `fedtail.forms`)."""
         return Form()
 
-    def not_a_sum(self) -> str:
-        """Say, in a clause, why `setup` needs more of the answers than sums; nothing if not."""
-        return ""
-
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
         """Return π for this client."""
         return client.counts.to(torch.float32)
@@ -57,6 +55,8 @@ class LocalPrior(ClassPrior):
 class GlobalPrior(ClassPrior):
     """The sum of all clients' class counts, which they report once."""
 
+    exchanges: ClassVar[int] = 1
+
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Sum the counts that the clients report."""
         question = Payload()
@@ -65,11 +65,7 @@ class GlobalPrior(ClassPrior):
 
     def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
         """Report the local class counts."""
-        return Payload(
-            {"counts/classes": client.counts},
-            summable=frozenset({"counts"}),
-            sums={"counts": Sum("sum")},
-        )
+        return Payload({"counts/classes": client.counts})
 
     def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the class counts."""

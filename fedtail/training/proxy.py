@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -62,6 +62,8 @@ class Survey:
 @ClassPrior.register("proxy")
 class ProxyPrior(ClassPrior):
     """The class counts that the clients' first classifier updates betray (GBME's GPI)."""
+
+    exchanges: ClassVar[int] = 1
 
     epochs: float = Field(1.0, gt=0, description="local passes of the preliminary training")
     upload: Literal["index", "layer"] = Field(
@@ -143,10 +145,9 @@ class ProxyPrior(ClassPrior):
         facts = {"samples": len(client.data)}
         if "summed" in payload.scalars:
             own = self.positive(lpi(change)[None])[0]
-            return Payload({"gpi/classes": own.float()}, facts, summable=frozenset({"gpi"}))
+            return Payload({"gpi/classes": own.float()}, facts)
         sent = {"lpi/classes": lpi(change)} if self.upload == "index" else {"layer/weight": change}
-        released = frozenset({"lpi", "layer"}) if self.noisy else frozenset[str]()
-        return Payload(sent, facts, released=released)
+        return Payload(sent, facts)
 
     def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare one number a class, or the classifier's change."""

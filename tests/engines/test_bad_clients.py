@@ -20,6 +20,7 @@ from fedtail import Arrays, Experiment, Method
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.protocol import Payload, Scalar
 from fedtail.result import Result
+from fedtail.totals import Sums
 
 Spoil = Callable[[Payload], Payload | None]
 
@@ -113,7 +114,7 @@ class Liar(Serial):
     action: str = "train"
     spoil: Spoil = lost
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         done = list(super().perform(jobs))
         return [self.told(job, one) for job, one in zip(jobs, done, strict=True)]
 

@@ -108,11 +108,6 @@ def test_nothing_is_a_payload_too() -> None:
     assert unpack_tensors(pack_tensors({}), "x") == {}
 
 
-def test_what_may_be_summed_is_told() -> None:
-    payload = Payload({"model/w": torch.ones(1)}, summable=frozenset({"model", "counts"}))
-    assert unpack(pack(payload)).summable == {"model", "counts"}
-
-
 def test_the_same_payload_is_the_same_bytes() -> None:
     assert pack(Payload(TENSORS, {"n": 1})) == pack(Payload(TENSORS, {"n": 1}))
 

@@ -13,7 +13,7 @@ from torch.multiprocessing import get_context
 
 from fedtail import FedAvg, FedtailError, RunStopped, run
 from fedtail.engines import Dropped, Embedded
-from fedtail.engines.executor import RESTARTS, serve
+from fedtail.engines.pool import RESTARTS, serve
 from fedtail.engines.wire import pack_tensors
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
@@ -78,8 +78,8 @@ def test_a_worker_that_dies_is_started_again_and_the_bits_are_the_same(
     assert result.digest == run(chosen(FedAvg(**QUICK), workers=0, rounds=2)).digest
     assert caplog.messages == [
         "a worker process ended with exit code -9 (-9 often means that memory ran out: use fewer "
-        "--workers): client 3, action 'train', round 1; it is started again, and does this once "
-        "more"
+        "--workers): clients 2, 3, action 'train', round 1; it is started again, and does this "
+        "once more"
     ]
 
 
@@ -87,7 +87,9 @@ def test_a_worker_that_dies_is_started_again_and_the_bits_are_the_same(
 @pytest.mark.timeout(120)
 def test_a_second_death_stops_the_run(tmp_path: Path) -> None:
     method = odd_methods.Dying(marks=str(tmp_path), times=2, **QUICK)
-    said = "a worker process ended with exit code -9 .* client 3, .*one was started again before"
+    said = (
+        "a worker process ended with exit code -9 .* clients 2, 3, .*one was started again before"
+    )
     with pytest.raises(RunStopped, match=said):
         run(chosen(method))
 
@@ -100,7 +102,7 @@ def test_a_worker_that_hangs_counts_as_dead(
     method = odd_methods.Dying(marks=str(tmp_path), hangs=True, **QUICK)
     result = run(chosen(method, task_seconds=10))
     assert result.digest == run(chosen(FedAvg(**QUICK), workers=0)).digest
-    assert "a worker process took longer than task_seconds = 10: client 3, action 'train'" in (
+    assert "a worker process took longer than task_seconds = 10: clients 2, 3, action 'train'" in (
         caplog.text
     )
     with pytest.raises(RunStopped, match="took longer than task_seconds = 10: client 3"):
@@ -129,5 +131,5 @@ def test_a_worker_ends_without_a_word_when_its_run_is_killed() -> None:
 
     run = threading.Thread(target=give_orders)
     run.start()
-    serve(theirs, [], 1)
+    serve(theirs, [], 1, drop=False)
     run.join()

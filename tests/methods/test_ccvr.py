@@ -15,7 +15,7 @@ from fedtail.forms import defect
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead
 from fedtail.protocol import Payload, Update
-from fedtail.training.moments import Moments
+from fedtail.training.moments import ClassSums
 
 # Two clients of vectors; client 2 has nothing, nobody class 2.
 X = [[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [0.0, 4.0], [2.0, 0.0]]
@@ -52,15 +52,14 @@ def test_what_a_client_sends() -> None:
     payload = Payload({f"model/{n}": t for n, t in model.tensors().items()})
     sent = [CCVR().moments(payload, tiny.client(DATA, k, model)) for k in range(3)]
     assert {frozenset(p.tensors) for p in sent} == {
-        frozenset(f"moments/{name}" for name in Moments._fields)
+        frozenset(f"moments/{name}" for name in ClassSums._fields)
     }
     assert [p.tensors["moments/classes"].tolist() for p in sent] == [[0, 1], [0, 1], []]
-    assert sent[0].tensors["moments/mean"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
-    # Client 0, class 0: 1 and 3 in the first dimension, variance 2; the triangle is 2, 0, 0.
-    assert sent[0].tensors["moments/covariance"].tolist() == [[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    # Of each class two int64, d + d(d+1)/2 = 5 float32.
-    assert [p.nbytes for p in sent] == [2 * (16 + 20), 2 * (16 + 20), 0]
-    assert all(p.summable == frozenset() for p in sent)
+    # Client 0, class 0: (1, 0) and (3, 0), so 1 + 3 and 1² + 3²; class 1: (0, 2).
+    assert sent[0].tensors["moments/sums"].tolist() == [[4.0, 0.0], [0.0, 2.0]]
+    assert sent[0].tensors["moments/products"].tolist() == [[10.0, 0.0, 0.0], [0.0, 0.0, 4.0]]
+    # Of each class two int64, d + d(d+1)/2 = 5 float64.
+    assert [p.nbytes for p in sent] == [2 * (16 + 40), 2 * (16 + 40), 0]
 
 
 def test_one_step_of_re_training_by_hand() -> None:
@@ -106,7 +105,7 @@ def test_statistics_that_clients_keep_are_not_used() -> None:
     method = CCVR(buffers="local")
     kept = method.moments(payload, tiny.client(DATA, 0, model, dict(own)))
     none = method.moments(payload, tiny.client(DATA, 0, model))
-    assert torch.equal(kept.tensors["moments/mean"], none.tensors["moments/mean"])
+    assert torch.equal(kept.tensors["moments/sums"], none.tensors["moments/sums"])
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])
@@ -134,7 +133,7 @@ def test_without_draws_or_epochs_it_is_fedavg(fields: dict[str, int]) -> None:
 
 def test_the_extra_exchange_is_paid_once() -> None:
     # After the last round: the model down to all six clients; up, of each of a client's classes,
-    # two int64 and 6 + 21 float32. The clients hold 3, 1, 1, 2, 2 and 3 classes.
+    # two int64 and 6 + 21 float64. The clients hold 3, 1, 1, 2, 2 and 3 classes.
     result = run(tiny.experiment(CCVR(local=tiny.quick(), samples=3)))
     plain = run(tiny.experiment(FedAvg(local=tiny.quick())))
     extra = [
@@ -142,7 +141,7 @@ def test_the_extra_exchange_is_paid_once() -> None:
         for one, other in zip(result.history, plain.history, strict=True)
     ]
     size = sum(t.numel() for t in plain.tensors.values()) * 4
-    assert extra == [(0, 0), (0, 0), (6 * size, 12 * (16 + 4 * 27))]
+    assert extra == [(0, 0), (0, 0), (6 * size, 12 * (16 + 8 * 27))]
 
 
 def test_another_classifier_is_refused_before_work_starts() -> None:

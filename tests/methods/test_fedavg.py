@@ -217,11 +217,6 @@ def test_the_prior_is_told_with_the_model() -> None:
     assert reply.tensors["model/0.weight"].flatten().tolist() == pytest.approx([0.75, -0.75])
 
 
-def test_what_may_be_summed() -> None:
-    _, updates = one_round(FedAvg(local=STEP), linear())
-    assert all(update.payload.summable == {"model"} for update in updates)
-
-
 def test_what_a_task_may_name() -> None:
     assert FedAvg.actions() == {"train", "inform"}
 

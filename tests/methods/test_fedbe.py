@@ -208,9 +208,5 @@ def test_the_other_forms_come_to_their_end(fields: dict[str, Any]) -> None:
 
 
 def test_a_model_is_not_to_be_summed_before_it_is_seen() -> None:
-    data = tiny.federation([[1.0], [2.0]], [0, 1], [[0, 1]])
-    model = linear()
-    payload = Payload({f"model/{n}": t for n, t in model.tensors().items()})
-    client = tiny.client(data, 0, model)
-    assert FedBE().train(payload, client).summable == frozenset()
-    assert FedAvg().train(payload, client).summable == {"model"}
+    form = FedBE().train_form(Payload(), linear(), 2)
+    assert form.why == FedBE().asks().single != ""

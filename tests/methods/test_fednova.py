@@ -143,12 +143,6 @@ def test_a_client_without_samples_weighs_nothing() -> None:
     assert tiny.after(FedNova(), state, [update(0, 0, 9.0)], server) is state
 
 
-def test_models_cannot_be_summed_unseen() -> None:
-    # n_k / a_k differs from client to client in another way than n_k.
-    _, updates, _ = one_round(FedNova(local=SINGLE, loss=Sloped()))
-    assert updates[0].payload.summable == frozenset()
-
-
 def test_adam_is_refused() -> None:
     with pytest.raises(FedtailError, match=r"'fednova' counts steps of sgd"):
         FedNova(local=LocalTraining(optimizer="adam"))

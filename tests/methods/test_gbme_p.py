@@ -14,6 +14,7 @@ from fedtail import run
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
+from fedtail.totals import Sums
 from fedtail.training import PrivateProxyPrior
 
 
@@ -40,7 +41,7 @@ def test_one_release_a_client() -> None:
     seen: list[tuple[int, int, str]] = []
 
     class Watched(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             done = list(super().perform(jobs))
             for job, answer in zip(jobs, done, strict=True):
                 assert answer.payload is not None

@@ -10,11 +10,11 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedtail.forms import defect
+from fedtail.forms import Mean, defect
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.methods.gbme import GBME, GBMEState, shared_names, similarity
 from fedtail.models import ExpertModel, Output, experts
-from fedtail.protocol import Payload, Sum, Update, grouped
+from fedtail.protocol import Payload, Update, grouped
 
 
 def method(**fields: Any) -> GBME:
@@ -122,8 +122,8 @@ def test_a_client_answers_for_the_expert_it_was_asked_for(value: float) -> None:
     answer = chosen.train_expert(task, tiny.client(tiny.federation([[1.0]], [0], [[0]]), 0, model))
     form = chosen.train_expert_form(task, model, 2)
     assert defect(answer, form, 1) == ""
-    assert answer.summable == {"expert"}  # there is no trunk to add up
-    assert answer.sums == {"expert": Sum(within="expert")}
+    # There is no trunk to add up.
+    assert set(form.how.values()) == {Mean(within="expert")}
     told = replace(answer, scalars={**answer.scalars, "expert": value})
     assert "expert" in defect(told, form, 1)
 

@@ -105,7 +105,7 @@ def test_who_was_never_asked_has_the_initial_model() -> None:
 
 def test_a_client_whose_answer_was_lost_begins_again() -> None:
     class Lossy(Serial):
-        def perform(self, jobs: Any) -> list[Done]:
+        def perform(self, jobs: Any, total: Any = None) -> list[Done]:
             return [
                 self._lost(job, done) for job, done in zip(jobs, super().perform(jobs), strict=True)
             ]

@@ -78,7 +78,6 @@ def test_the_class_gradients_of_the_starting_point_are_sent() -> None:
     found = method.train(sent(model), tiny.client(DATA, 0, model))
     assert found.tensors["grad/classes"].tolist() == [0, 1]
     assert found.tensors["grad/weight"].tolist() == [[[-0.5], [0.5]], [[0.5], [-0.5]]]
-    assert found.summable == {"model", "grad"}
 
 
 @pytest.mark.parametrize("second_head", [True, False])

@@ -1,107 +1,133 @@
+"""What leaves a client under differential privacy, and what the server makes of the sums."""
+
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
-from fedtail.privacy.additive import WHOLE, NotASum, Total, addends
-from fedtail.privacy.clipping import private_update, restored
-from fedtail.protocol import Payload, Sum
+from fedtail.forms import SAMPLES, ByClass, Form, How, Like, Mean, Number, Total, defect
+from fedtail.privacy.budget import Budget
+from fedtail.privacy.clipping import private_form, private_update, restored
+from fedtail.privacy.config import Privacy
+from fedtail.privacy.layout import Opened
+from fedtail.privacy.server_side import ServerProtection
+from fedtail.protocol import Payload, Task
+
+FORM = (
+    Form()
+    .group("model", {"w": Like((2,)), "steps": Like((), torch.int64)})
+    .numbers(samples=SAMPLES, loss=Number(), expert=Number(1, 1, whole=True))
+)
+SENT = Payload({"model/w": torch.tensor([1.0, 1.0]), "model/steps": torch.tensor(3)}, {"expert": 1})
 
 
 def update(*values: float) -> Payload:
-    return Payload(
-        {"model/w": torch.tensor(values), "model/steps": torch.tensor(7)},
-        {"samples": 50, "loss": 0.25, "expert": 1},
-        summable=frozenset({"model"}),
-    )
-
-
-SENT = Payload({"model/w": torch.tensor([1.0, 1.0]), "model/steps": torch.tensor(3)}, {"expert": 1})
+    tensors = {"model/w": torch.tensor(values), "model/steps": torch.tensor(7)}
+    return Payload(tensors, {"samples": 50, "loss": 0.25, "expert": 1})
 
 
 def test_the_change_is_clipped_and_not_the_model() -> None:
     # The change is (3, 4), of norm 5: to norm 1 it is (0.6, 0.8).
-    safe = private_update(update(4.0, 5.0), SENT, 2, clip=1.0)
+    safe = private_update(update(4.0, 5.0), FORM, SENT, clip=1.0)
     assert torch.allclose(safe.tensors["model/w"], torch.tensor([0.6, 0.8]))
-    short = private_update(update(1.3, 1.4), SENT, 2, clip=1.0)
+    short = private_update(update(1.3, 1.4), FORM, SENT, clip=1.0)
     assert torch.allclose(short.tensors["model/w"], torch.tensor([0.3, 0.4]))
 
 
 def test_a_clients_own_numbers_do_not_leave() -> None:
-    safe = private_update(update(4.0, 5.0), SENT, 2, clip=1.0)
+    safe = private_update(update(4.0, 5.0), FORM, SENT, clip=1.0)
     assert safe.scalars == {"samples": 1, "loss": 0, "expert": 1}
     assert set(safe.tensors) == {"model/w"}  # a step counter tells how many samples there are
 
 
+def test_what_leaves_is_what_is_declared() -> None:
+    form = private_form(FORM)
+    safe = private_update(update(4.0, 5.0), FORM, SENT, clip=1.0)
+    assert defect(safe, form, 1) == ""
+    assert form.how == {"model/w": Mean(by="")}
+    told = Payload(safe.tensors, {**safe.scalars, "loss": 0.25})
+    assert "loss" in defect(told, form, 1)
+
+
 def test_groups_share_the_norm() -> None:
+    form = (
+        Form().group("model", {"w": Like((2,))}).group("grad", {"weight": Like((2,))}, ByClass(3))
+    )
     both = Payload(
         {
             "model/w": torch.tensor([101.0, 1.0]),
             "grad/classes": torch.tensor([1]),
             "grad/weight": torch.tensor([[0.0, 70.0]]),
         },
-        summable=frozenset({"model", "grad"}),
-        sums={"grad": Sum("classes")},
     )
-    safe = private_update(both, SENT, 3, clip=2.0)
+    safe = private_update(both, form, SENT, clip=2.0)
     assert safe.tensors["model/w"].norm() == pytest.approx(2 / math.sqrt(2))
     # Everybody sends rows of all classes.
-    assert torch.equal(safe.tensors["grad/classes"], torch.arange(3))
     assert safe.tensors["grad/weight"].shape == (3, 2)
     assert safe.tensors["grad/weight"].norm() == pytest.approx(2 / math.sqrt(2))
-    whole = torch.cat([t.flatten() for n, t in safe.tensors.items() if "classes" not in n])
+    whole = torch.cat([t.flatten() for t in safe.tensors.values()])
     assert whole.norm() == pytest.approx(2.0)
-
-
-def test_what_is_no_sum_is_kept_back() -> None:
-    with pytest.raises(NotASum):
-        private_update(Payload({"extra/w": torch.ones(1)}), SENT, 2, clip=1.0)
+    assert defect(safe, private_form(form), None) == ""
 
 
 def test_local_noise_has_the_planned_size() -> None:
     # 40 000 numbers: the sample's standard deviation has a standard error of σ / √(2 n).
     n, sigma = 40_000, 0.7
-    sent = Payload({"model/w": torch.zeros(n)}, summable=frozenset({"model"}))
+    form, sent = Form().group("model", {"w": Like((n,))}), Payload({"model/w": torch.zeros(n)})
     draw = torch.Generator().manual_seed(0)
-    safe = private_update(sent, Payload(), 2, 1.0, sigma, draw).tensors["model/w"]
+    safe = private_update(sent, form, Payload(), 1.0, sigma, draw).tensors["model/w"]
     assert abs(float(safe.std()) - sigma) < 3 * sigma / math.sqrt(2 * n)
     assert abs(float(safe.mean())) < 3 * sigma / math.sqrt(n)
 
 
+def shown(total: torch.Tensor, how: How, form: Form, asked: int, **privacy: Any) -> Opened:
+    """Return what a server with noise σ shows of one sum over clients."""
+    side = ServerProtection(budget=Budget(Privacy(clip=1.0, **privacy), 9, lambda _: [], 1.3))
+    opened = Opened(form, {("g/w", None): (total, 4.0)}, counts=Counter({None: 4}))
+    return side.noised(opened, form, [Task(k, "train", Payload()) for k in range(asked)], 1)
+
+
 def test_central_noise_has_the_planned_size_and_the_mean_is_over_all_asked() -> None:
+    # One of five did not answer: the sum of four ones over five is 0.8.
     n, sigma, asked = 40_000, 1.3, 5
-    sent = Payload({"model/w": torch.ones(n)}, {"samples": 1}, frozenset({"model"}))
-    addend = addends(sent, {}, 2)[WHOLE]
-    total = Total.of(addend.form, 4 * addend.numbers, count=4)  # one of five did not answer
-    draw = torch.Generator().manual_seed(0)
-    mean = total.noised(asked, sigma, draw).tensors(first=True)["model/w"].double()
-    assert float(total.noised(asked, 0.0, draw).tensors(True)["model/w"][0]) == pytest.approx(0.8)
+    form = Form().group("g", {"w": Like((n,))})
+    total = torch.full((n,), 4.0, dtype=torch.float64)
+    calm = shown(total, Mean(), form, asked, model="local").value(("g/w", None))
+    assert calm is not None and float(calm[0]) == pytest.approx(0.8)
+    mean = shown(total, Mean(), form, asked, model="central").value(("g/w", None))
+    assert mean is not None
     assert abs(float(mean.mean()) - 0.8) < 3 * sigma / asked / math.sqrt(n)
     assert abs(float(mean.std()) - sigma / asked) < 3 * sigma / asked / math.sqrt(2 * n)
 
 
 def test_gradients_and_counts_get_the_same_noise_as_models() -> None:
-    n, sigma = 30_000, 0.5
-    kinds: tuple[Literal["classes", "sum"], ...] = ("classes", "sum")
-    for how in kinds:
-        group = {"g/classes": torch.tensor([0])} if how == "classes" else {}
-        value = torch.full((1, n), 10.0) if how == "classes" else torch.full((n,), 10.0)
-        sent = Payload({**group, "g/w": value}, summable=frozenset({"g"}), sums={"g": Sum(how)})
-        addend = addends(sent, {}, 1)[WHOLE]
-        noisy = Total.of(addend.form, addend.numbers, 1).noised(
-            1, sigma, torch.Generator().manual_seed(1)
-        )
-        found = noisy.tensors(first=True)["g/w"].double()
-        assert abs(float(found.std()) - sigma) < 3 * sigma / math.sqrt(2 * n)
+    n, sigma = 30_000, 1.3
+    total = torch.full((n,), 10.0, dtype=torch.float64)
+    counts = Form().group("g", {"w": Like((n,), torch.int64)}, Total())
+    noisy = shown(total, Total(), counts, 1, model="central").value(("g/w", None))
+    table = Form().group("g", {"w": Like((n,))}, ByClass(1))
+    row = shown(total[None], ByClass(1), table, 1, model="central").value(("g/w", 0))
+    for found in (noisy, row):
+        assert found is not None
+        assert found.dtype == torch.float32  # a noisy count is no whole number
+        assert abs(float(found.double().std()) - sigma) < 3 * sigma / math.sqrt(2 * n)
+
+
+def test_there_is_no_count_below_zero() -> None:
+    total = torch.zeros(1000, dtype=torch.float64)
+    form = Form().group("g", {"w": Like((1000,), torch.int64)}, Total())
+    found = shown(total, Total(), form, 1, model="central").value(("g/w", None))
+    assert found is not None and float(found.min()) == 0 and float(found.max()) > 1
 
 
 def test_changes_are_put_back_on_what_was_sent() -> None:
-    found = restored({"model/w": torch.tensor([0.5, 0.0]), "g/w": torch.ones(1)}, SENT)
-    assert torch.equal(found["model/w"], torch.tensor([1.5, 1.0]))
-    assert torch.equal(found["g/w"], torch.ones(1))
+    found = restored("model/w", torch.tensor([0.5, 0.0]), SENT)
+    assert torch.equal(found, torch.tensor([1.5, 1.0]))
+    assert torch.equal(restored("g/w", torch.ones(1), SENT), torch.ones(1))
     norm = Payload({"model/bn.running_var": torch.tensor([1.0, 1.0])})
-    noisy = {"model/bn.running_var": torch.tensor([-3.0, 0.5])}
-    assert restored(noisy, norm)["model/bn.running_var"].tolist() == [0.0, 1.5]
+    noisy = torch.tensor([-3.0, 0.5])
+    assert restored("model/bn.running_var", noisy, norm).tolist() == [0.0, 1.5]

@@ -19,25 +19,29 @@ import torch
 from summing import far, summed
 
 from fedtail import (
+    CCVR,
     GBME,
     CReFF,
     FedAvg,
+    FedNova,
     FedtailError,
     GBMEp,
     Method,
     RedGrape,
     RunStopped,
+    Scaffold,
     run,
 )
 from fedtail.callbacks import Callback, Record
 from fedtail.engines.executor import Done, Executor, Job, Serial
 from fedtail.engines.runtime import Runtime
-from fedtail.forms import Form, Like
+from fedtail.forms import Form
 from fedtail.models import SplitModel
 from fedtail.privacy.ckks import Adder, Keyholder, make_keys
-from fedtail.privacy.shield import Shield
+from fedtail.privacy.client_side import OPEN_SUM, ClientProtection
 from fedtail.privacy.unnamed import UnnamedKey, unnamed_keys
-from fedtail.protocol import OPEN_SUM, Payload
+from fedtail.protocol import Payload
+from fedtail.totals import Sums
 from fedtail.training import GlobalPrior, ProxyPrior
 
 METHODS: dict[str, Method[Any]] = {
@@ -47,6 +51,9 @@ METHODS: dict[str, Method[Any]] = {
     "creff": CReFF(local=tiny.quick(), features=5, match_steps=5, head_epochs=5),
     "redgrape": RedGrape(local=tiny.quick(), per_class=2),
     "gbme-p": GBMEp(local=tiny.quick()),
+    "ccvr": CCVR(local=tiny.quick(), samples=20),
+    "scaffold": Scaffold(local=tiny.quick()),
+    "fednova": FedNova(local=tiny.quick()),
     "gbme": GBME(local=tiny.quick(), prior=GlobalPrior(), grouping="random", experts=2),
 }
 
@@ -80,7 +87,7 @@ class Watched(Serial):
         super().__init__(runtime)
         object.__setattr__(self, "seen", [])
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         done = list(super().perform(jobs))
         for job, one in zip(jobs, done, strict=True):
             self.seen.append((job.task.action, job.task.payload, one.payload))
@@ -101,9 +108,8 @@ def test_the_server_sees_no_number_of_one_client(keys: Path) -> None:
         assert answer is not None
         assert set(answer.tensors) == {"sealed/whole"}
         assert answer.tensors["sealed/whole"].dtype == torch.uint8
-        # How many samples, steps and classes a client has is not there; the form is everybody's.
-        assert set(answer.scalars) == {"form whole", "within whole"}
-    assert len({str(answer.scalars) for answer in answers if answer is not None}) == 1
+        # How many samples, steps and classes a client has is not there.
+        assert answer.scalars == {}
     opened = [answer for action, _, answer in executors[0].seen if action == OPEN_SUM]
     assert len(opened) == 1
 
@@ -127,11 +133,11 @@ def test_bytes_are_those_of_the_ciphertexts_and_of_the_decryption(keys: Path) ->
     assert len({down[client] for client in others}) == 1
 
 
-def test_a_shield_is_sent_without_the_key(keys: Path) -> None:
-    shield = Shield(keys)
-    held = shield.holder
-    arrived = pickle.loads(pickle.dumps(shield))
-    assert arrived._holder is None and shield._holder is held
+def test_the_clients_side_is_sent_without_the_key(keys: Path) -> None:
+    side = ClientProtection(keys)
+    held = side.holder
+    arrived = pickle.loads(pickle.dumps(side))
+    assert arrived._holder is None and side._holder is held
     assert arrived.holder.name == held.name
 
 
@@ -217,15 +223,12 @@ class TwiceTrained(FedAvg[Any]):
         s = yield from super().round(s, server)
         return (yield from super().round(s, server))
 
-    def not_a_sum(self) -> str:
-        return ""
-
 
 def spoiled(change: Callable[[Payload], Payload], action: str = "train") -> Callable[..., Executor]:
     """Return an executor in which client 0 answers one action in another way."""
 
     class Spoiled(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             return [
                 Done(change(done.payload), done.state)
                 if done.payload is not None and job.task.client == 0 and job.task.action == action
@@ -241,12 +244,13 @@ def cut(payload: Payload) -> Payload:
     return Payload(tensors, payload.scalars)
 
 
-def other_form(payload: Payload) -> Payload:
-    return Payload(payload.tensors, {**payload.scalars, "form whole": "{}"})
+def another_tensor(payload: Payload) -> Payload:
+    return Payload({"sealed/half": payload.tensors["sealed/whole"]}, payload.scalars)
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(cut, "damaged or cut short"), (other_form, "other numbers")]
+    ("change", "reason"),
+    [(cut, "damaged or cut short"), (another_tensor, "'sealed/half', which is not")],
 )
 def test_a_client_with_a_bad_ciphertext_is_left_out(
     keys: Path, change: Callable[[Payload], Payload], reason: str
@@ -260,13 +264,13 @@ def test_a_client_with_a_bad_ciphertext_is_left_out(
 
 def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path)
-    own, other = Shield(keys), Shield(tmp_path)
+    own, other = ClientProtection(keys), ClientProtection(tmp_path)
 
     class Mixed(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             done: list[Done] = []
             for job in jobs:
-                self.runtime.shield = other if job.task.client == 0 else own
+                self.runtime.client_side = other if job.task.client == 0 else own
                 done += super().perform([job])
             return done
 
@@ -277,7 +281,7 @@ def test_a_client_with_another_key_is_left_out(keys: Path, tmp_path: Path) -> No
 
 def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
     class Forgetful(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             (job, *_) = jobs
             if job.task.action == OPEN_SUM and job.task.client < 2:
                 return [Done(None, job.state, "has lost the key")]
@@ -291,7 +295,7 @@ def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
 
 def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
     class Keyless(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             if jobs[0].task.action == OPEN_SUM:
                 return [Done(None, job.state, "has lost the key") for job in jobs]
             return list(super().perform(jobs))
@@ -303,7 +307,7 @@ def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
 
 def test_a_sum_over_one_client_is_not_opened(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Deserted(Serial):
-        def perform(self, jobs: Sequence[Job]) -> list[Done]:
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
             assert all(job.task.action != OPEN_SUM for job in jobs)
             done = list(super().perform(jobs))
             return [done[0], *(Done(None, job.state, "gone") for job in jobs[1:])]
@@ -320,22 +324,28 @@ def test_a_client_that_sends_nan_is_left_out(keys: Path) -> None:
 
 
 class Chatty(FedAvg[Any]):
-    """Sends what it does not declare to be summed."""
+    """Sends more than it declares."""
 
     def reply(self, run: Any) -> Payload:
         sent = super().reply(run)
-        return Payload({**sent.tensors, "extra/w": torch.ones(1)}, sent.scalars, sent.summable)
+        return Payload({**sent.tensors, "extra/w": torch.ones(1)}, sent.scalars)
+
+
+def test_what_a_method_does_not_declare_does_not_leave(keys: Path) -> None:
+    with pytest.raises(RunStopped, match="sent 'extra/w', which is not declared"):
+        summed(tiny.experiment(Chatty(local=tiny.quick()), rounds=1), keys)
+
+
+class Discreet(FedAvg[Any]):
+    """Reads single updates, and says so in its form alone."""
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
-        return super().train_form(task, model, classes).group("extra", {"w": Like((1,))})
-
-    def not_a_sum(self) -> str:
-        return ""
+        return super().train_form(task, model, classes).singly("it looks at each")
 
 
-def test_what_a_method_does_not_declare_ends_the_run(keys: Path) -> None:
-    with pytest.raises(FedtailError, match="cannot be protected: it sends 'extra'"):
-        summed(tiny.experiment(Chatty(local=tiny.quick())), keys)
+def test_a_form_of_single_updates_is_refused_before_anything_is_sent(keys: Path) -> None:
+    with pytest.raises(FedtailError, match="cannot be protected: it looks at each"):
+        summed(tiny.experiment(Discreet(local=tiny.quick())), keys)
 
 
 def test_a_round_of_one_client_is_refused() -> None:
@@ -349,24 +359,12 @@ def test_a_round_of_one_client_is_refused() -> None:
         (FedAvg(buffers="first"), "takes the statistics of one client"),
         (GBME(), "each client's own index; gbme-p sends it with noise"),
         (GBME(grouping="label", prior=GlobalPrior()), "each client's own class counts"),
-        (Method.model_validate("ccvr"), "moments of each client's own classes"),
+        (Method.model_validate("climb"), "weighs clients by their own losses"),
     ],
 )
 def test_a_refusal_says_why(method: Method[Any], reason: str) -> None:
     with pytest.raises(FedtailError, match=reason):
         tiny.experiment(method, encrypt=True)
-
-
-class Silent(FedAvg[Any]):
-    """Weighs updates in a way of its own and says nothing of sums."""
-
-    def weights(self, s: Any, updates: Any, server: Any) -> list[float]:
-        return [1.0] * len(updates)
-
-
-def test_what_a_parent_says_does_not_count_for_a_child_with_its_own_server_half() -> None:
-    with pytest.raises(FedtailError, match="its 'weights' is its own, and nothing says"):
-        tiny.experiment(Silent(), encrypt=True)
 
 
 def test_an_encrypted_run_resumes(tmp_path: Path, keys: Path) -> None:

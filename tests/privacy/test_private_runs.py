@@ -187,8 +187,10 @@ def test_secret_noise_cannot_be_repeated() -> None:
 
 
 def test_methods_that_the_accountant_does_not_cover_are_refused() -> None:
-    with pytest.raises(FedtailError, match="cannot be made differentially private"):
-        everybody(Method.model_validate("ccvr"), epsilon=8.0)
+    with pytest.raises(FedtailError, match="asks clients again after training"):
+        run(everybody(Method.model_validate("ccvr"), epsilon=8.0))
+    with pytest.raises(FedtailError, match=r"cannot be made differentially .*steps"):
+        everybody(Method.model_validate("fednova"), epsilon=8.0)
     with pytest.raises(FedtailError, match="draws its cohorts in a way of its own"):
         run(everybody(GBMEp(local=tiny.quick()), epsilon=8.0))
 

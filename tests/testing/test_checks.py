@@ -15,7 +15,6 @@ from fedtail import (
     Client,
     FedAvg,
     FedtailError,
-    LocalRun,
     Method,
     ModelState,
     Payload,
@@ -25,6 +24,8 @@ from fedtail import (
     Task,
     action,
 )
+from fedtail.forms import Form
+from fedtail.protocol import Exchange
 from fedtail.testing import CHECKS, Case, CheckFailed, Outcome, attempt, check_method, outcomes
 from fedtail.testing.federation import BARE, MODELS
 
@@ -185,11 +186,28 @@ class Ungrouped(Base):
         return replace(sent, tensors={**sent.tensors, "alone": torch.ones(1)})
 
 
-class Boasting(Base):
-    """Calls summable what it does not send."""
+class Discreet(Base):
+    """Reads single updates and says nothing of it."""
 
-    def reply(self, run: LocalRun) -> Payload:
-        return replace(super().reply(run), summable=frozenset({"model", "grad"}))
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return super().train_form(task, model, classes).singly("it looks at each")
+
+
+class Favouring(Base):
+    """Draws clients in a way of its own and says nothing of it."""
+
+    def round(self, s: ModelState, server: Server) -> Exchange[ModelState]:
+        payload = self.broadcast(s, server)
+        found = yield [Task(client, "train", payload) for client in list(server.clients)[:4]]
+        return self.aggregate(s, found, server)
+
+
+class Curious(Base):
+    """Asks once more after training and says nothing of it."""
+
+    def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:
+        yield [Task(client, "train", self.broadcast(s, server)) for client in server.clients]
+        return s
 
 
 BROKEN = [
@@ -212,7 +230,9 @@ BROKEN = [
     (Renaming, "what_is_shipped_loads", "do not match"),
     (Precise, "floats_on_the_wire_are_float32_on_the_cpu", "is torch.float64"),
     (Ungrouped, "names_have_a_group", "'alone' has no group"),
-    (Boasting, "names_have_a_group", "summable groups that are not sent: ['grad']"),
+    (Discreet, "asks_what_it_says", "'train' is read singly, asks().single is ''"),
+    (Favouring, "asks_what_it_says", "round 1 does not ask its cohort, asks().round is 'cohort'"),
+    (Curious, "asks_what_it_says", "'train' is asked after training, asks().after is False"),
 ]
 
 

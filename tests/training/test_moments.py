@@ -7,8 +7,11 @@ import tiny
 import torch
 from torch import Tensor, nn
 
+from fedtail.forms import ByClass, Form, Like
 from fedtail.models import SplitModel
-from fedtail.training.moments import Moments, class_moments, draw, pooled
+from fedtail.protocol import Payload, Update, grouped
+from fedtail.reduce import reduced
+from fedtail.training.moments import ClassSums, Moments, class_sums, draw, pooled
 
 
 def identity(width: int = 2, classes: int = 3) -> SplitModel:
@@ -16,10 +19,23 @@ def identity(width: int = 2, classes: int = 3) -> SplitModel:
     return SplitModel(nn.Sequential(nn.Identity(), nn.Linear(width, classes)))
 
 
-def groups_of(x: Tensor, y: list[int], parts: list[list[int]], classes: int) -> list[Moments]:
+def sums_of(x: Tensor, y: list[int], parts: list[list[int]], classes: int) -> list[ClassSums]:
     data = tiny.federation(x.tolist(), y, parts, classes=classes)
     model = identity(x.shape[1], classes)
-    return [class_moments(model, data.client(k)) for k in range(len(parts))]
+    return [class_sums(model, data.client(k)) for k in range(len(parts))]
+
+
+def pool(told: list[ClassSums], classes: int) -> Moments:
+    """Return the moments of all, from sums over clients as an engine makes them."""
+    width = told[0].sums.shape[1]
+    rows = {
+        "counts": Like((), torch.int64),
+        "sums": Like((width,), torch.float64),
+        "products": Like((width * (width + 1) // 2,), torch.float64),
+    }
+    form = Form().group("moments", rows, ByClass(classes, mean=False))
+    sent = [Update(k, Payload(grouped("moments", t._asdict()))) for k, t in enumerate(told)]
+    return pooled(reduced(sent, form)["moments"])
 
 
 def whole(triangle: Tensor, width: int) -> Tensor:
@@ -29,33 +45,35 @@ def whole(triangle: Tensor, width: int) -> Tensor:
     return matrix + matrix.triu(1).T
 
 
-def test_moments_of_one_client_by_hand() -> None:
-    # Class 0 has (1, 0) and (3, 4): mean (2, 2), deviations ∓(1, 2), covariance over n - 1 = 1:
-    # [[2, 4], [4, 8]], of which the upper triangle is 2, 4, 8. Class 2 has one sample.
+def test_sums_of_one_client_by_hand() -> None:
+    # Class 0 has (1, 0) and (3, 4): the sum is (4, 4), the products 1 + 9, 0 + 12, 0 + 16.
     x = torch.tensor([[1.0, 0.0], [5.0, 5.0], [3.0, 4.0]])
-    (found,) = groups_of(x, [0, 2, 0], [[0, 1, 2]], 3)
+    (found,) = sums_of(x, [0, 2, 0], [[0, 1, 2]], 3)
     assert found.classes.tolist() == [0, 2]
     assert found.counts.tolist() == [2, 1]
-    assert found.mean.tolist() == [[2.0, 2.0], [5.0, 5.0]]
-    assert found.covariance.tolist() == [[2.0, 4.0, 8.0], [0.0, 0.0, 0.0]]
-    assert found.mean.dtype == found.covariance.dtype == torch.float32
+    assert found.sums.tolist() == [[4.0, 4.0], [5.0, 5.0]]
+    assert found.products.tolist() == [[10.0, 12.0, 16.0], [25.0, 25.0, 25.0]]
+    assert found.sums.dtype == found.products.dtype == torch.float64
+    # Mean (2, 2), deviations ∓(1, 2), covariance over n - 1 = 1: [[2, 4], [4, 8]].
+    moments = pool([found], 3)
+    assert moments.mean.tolist() == [[2.0, 2.0], [5.0, 5.0]]
+    assert moments.covariance.tolist() == [[2.0, 4.0, 8.0], [0.0, 0.0, 0.0]]
 
 
 def test_a_client_without_samples_sends_no_rows() -> None:
-    found = groups_of(torch.ones(1, 2), [0], [[0], []], 3)[1]
+    found = sums_of(torch.ones(1, 2), [0], [[0], []], 3)[1]
     assert [t.shape for t in found] == [(0,), (0,), (0, 2), (0, 3)]
 
 
 def test_two_clients_pooled_by_hand() -> None:
-    # One dimension. Client 0 has 0 and 2 (mean 1, variance 2), client 1 has 7 alone. Together
-    # 0, 2, 7: mean 3, variance (9 + 1 + 16) / 2 = 13. By the formula: (1/2) 2 + (0/2) 0 +
-    # (2/2) 1² + (1/2) 7² - (3/2) 3² = 1 + 1 + 24.5 - 13.5 = 13.
-    told = groups_of(torch.tensor([[0.0], [2.0], [7.0]]), [1, 1, 1], [[0, 1], [2]], 3)
-    pool = pooled([t._asdict() for t in told], 3)
-    assert pool.classes.tolist() == [1]
-    assert pool.counts.tolist() == [3]
-    assert pool.mean.tolist() == [[3.0]]
-    assert pool.covariance.tolist() == [[13.0]]
+    # One dimension: 0 and 2 at client 0, 7 at client 1. Sum 9, squares 53: mean 3, variance
+    # (53 - 3 · 9) / 2 = 13.
+    told = sums_of(torch.tensor([[0.0], [2.0], [7.0]]), [1, 1, 1], [[0, 1], [2]], 3)
+    moments = pool(told, 3)
+    assert moments.classes.tolist() == [1]
+    assert moments.counts.tolist() == [3]
+    assert moments.mean.tolist() == [[3.0]]
+    assert moments.covariance.tolist() == [[13.0]]
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
@@ -69,29 +87,25 @@ def test_the_pool_is_the_covariance_of_the_pooled_features(offset: float) -> Non
     parts = [list(range(9)), [9], [10, 11, 12, 13], [14]]
 
     # Execute
-    told = groups_of(x, y, parts, 3)
-    pool = pooled([t._asdict() for t in told], 3)
+    moments = pool(sums_of(x, y, parts, 3), 3)
 
-    # Assert: to 1e-5 of the size of the matrix, and by the formula as it is printed.
+    # Assert: double precision less the digits that the offset takes, of 100² / 0.1² at most.
     expected = torch.cov(x[:14].double().T)
-    found = whole(pool.covariance[0], 6)
-    assert float((found - expected).norm() / expected.norm()) < 1e-5
-    n = torch.tensor([9.0, 1.0, 4.0], dtype=torch.float64)
-    mu = torch.stack([x[p].double().mean(dim=0) for p in (slice(9), slice(9, 10), slice(10, 14))])
-    each = [torch.cov(x[:9].double().T), torch.zeros(6, 6), torch.cov(x[10:14].double().T)]
-    mean = n @ mu / 14
-    printed = sum(((k - 1) / 13 * s for k, s in zip(n, each, strict=True)), torch.zeros(6, 6))
-    printed = printed + (mu.T * n) @ mu / 13 - 14 / 13 * torch.outer(mean, mean)
-    assert torch.allclose(printed, expected, rtol=1e-8, atol=1e-8)
-    assert torch.allclose(pool.mean[0], mean, rtol=1e-6)
+    found = whole(moments.covariance[0], 6)
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
+    assert torch.allclose(moments.mean[0], x[:14].double().mean(dim=0), rtol=1e-12)
     # A class of one sample in the whole federation has no covariance.
-    assert pool.counts.tolist() == [14, 1]
-    assert pool.covariance[1].tolist() == [0.0] * 21
+    assert moments.counts.tolist() == [14, 1]
+    assert moments.covariance[1].tolist() == [0.0] * 21
 
 
-def test_rows_of_classes_that_do_not_exist_are_left_out() -> None:
-    told = groups_of(torch.tensor([[1.0], [2.0]]), [0, 1], [[0, 1]], 2)[0]._asdict()
-    assert pooled([told], 1).classes.tolist() == [0]
+def test_no_sharing_out_changes_the_moments() -> None:
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(12, 4, generator=g), [0, 1] * 6
+    splits = [[list(range(12))], [[0, 3, 5], [1, 2, 4, 6], [], [7, 8, 9, 10, 11]]]
+    one, other = (pool(sums_of(x, y, parts, 2), 2) for parts in splits)
+    torch.testing.assert_close(one.covariance, other.covariance, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(one.mean, other.mean, rtol=1e-12, atol=1e-12)
 
 
 def test_virtual_features_have_the_moments() -> None:

@@ -15,6 +15,7 @@ from fedtail import BalancedSoftmax, Experiment, FedAvg, FedtailError, LocalTrai
 from fedtail.data.federation import Federation
 from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
+from fedtail.privacy.layout import why_no_sum
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.reduce import reduced
 from fedtail.training import ClassPrior, Linear, PrivateProxyPrior, ProxyPrior
@@ -77,7 +78,6 @@ def test_one_step_by_hand() -> None:
     sent = reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head())
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
     assert dict(sent.scalars) == {"samples": 6}
-    assert not sent.released
     assert set(sent.tensors) == {"lpi/classes"}
 
 
@@ -141,7 +141,8 @@ def test_what_is_asked_for_as_a_sum_may_be_summed() -> None:
     payload = Payload(grouped("model", model.tensors()), {"summed": True})
     sent = ProxyPrior().report(payload, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
     assert sent.tensors["gpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, 0.0], abs=1e-6)
-    assert sent.summable == {"gpi"}
+    form = ProxyPrior().form(payload, model, C)
+    assert why_no_sum(form) == "" and defect(sent, form, 6) == ""
 
 
 def test_equal_clients_with_a_zero_head() -> None:
@@ -324,12 +325,10 @@ class TestNoise:
             sent = reply(prior, self.DATA, 0, zero_head()).tensors["layer/weight"]
             assert float(sent.norm()) == pytest.approx(expected, rel=0.02)
 
-    def test_only_what_is_noisy_counts_as_released(self) -> None:
-        found = [
-            reply(PrivateProxyPrior(epsilon=epsilon), self.DATA, 0, zero_head()).released
-            for epsilon in (1.0, math.inf)
-        ]
-        assert found == [{"lpi", "layer"}, set()]
+    def test_only_what_is_noisy_may_be_seen_singly(self) -> None:
+        for epsilon, seen in ((1.0, True), (math.inf, False)):
+            form = PrivateProxyPrior(epsilon=epsilon).form(Payload(), zero_head(), C)
+            assert form.why and (why_no_sum(form) == "") == seen
 
     def test_a_client_without_samples_sends_noise_alone(self) -> None:
         empty = tiny.federation([[1.0] * H], [0], [[]], classes=C)

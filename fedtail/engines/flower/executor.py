@@ -24,10 +24,13 @@ from fedtail.engines.flower.bridge import to_records, wire_bytes
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.rpc import Answer, NodeId, ask
 from fedtail.engines.runtime import Runtime
-from fedtail.errors import ClientFailed
+from fedtail.errors import ClientFailed, FedtailError
 from fedtail.files import append_line
+from fedtail.forms import LARGEST
 from fedtail.metrics import Evaluation
-from fedtail.protocol import ClientId, Payload, Tensors
+from fedtail.protocol import ClientId, Payload, Task, Tensors
+from fedtail.reduce import received
+from fedtail.totals import Sums
 
 VERSION = "flower/version"
 Jobs = list[tuple[int, Job]]  # each with its place among all jobs of the wave
@@ -83,7 +86,7 @@ class FlowerExecutor:
     bases: dict[ClientId, tuple[int, int, int]] = field(default_factory=dict)
     lost: dict[ClientId, int] = field(default_factory=dict)
 
-    def perform(self, jobs: Sequence[Job]) -> list[Done]:
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs; the results are in the order of the jobs."""
         began = time.perf_counter()
         online = self.roster.refresh()
@@ -95,11 +98,12 @@ class FlowerExecutor:
                 done[number] = Done(None, job.state, "its node is offline")
             else:
                 sent.setdefault(node, []).append((number, job))
-        contents = {node: self.message(held) for node, held in sent.items()}
+        contents = {node: self.message(held, total) for node, held in sent.items()}
         round = jobs[0].clock.round if jobs else 0
         answers = ask(self.grid, self.terms.kind, contents, self.terms.deadline, str(round))
         for node, held in sent.items():
-            done.update(zip((n for n, _ in held), self.results(held, answers[node]), strict=True))
+            numbers, found = (n for n, _ in held), self.results(held, answers[node], total)
+            done.update(zip(numbers, found, strict=True))
         ordered = [done[number] for number in range(len(jobs))]
         self.note(jobs, ordered, contents, answers, time.perf_counter() - began)
         return ordered
@@ -111,8 +115,11 @@ class FlowerExecutor:
     def close(self) -> None:
         """Nothing was started."""
 
-    def message(self, jobs: Jobs) -> RecordDict:
-        """Return the message for one node; payloads that several jobs share are in it once."""
+    def message(self, jobs: Jobs, total: Sums | None) -> RecordDict:
+        """Return the message for one node; payloads that several jobs share are in it once.
+
+        A node that has several jobs adds up their answers itself.
+        """
         slots: dict[int, int] = {}
         payloads: list[Payload] = []
         orders = []
@@ -125,7 +132,8 @@ class FlowerExecutor:
         terms = self.terms
         notes = {"kind": "work", "run": terms.run, "threads": terms.threads, "jobs": orders}
         told = {} if terms.method is None else {"method": dict(terms.method)}
-        return to_records(payloads, {**notes, **told, **terms.more})
+        frames = {} if total is None or len(jobs) < 2 else {"frames": total.frames.plain()}
+        return to_records(payloads, {**notes, **told, **frames, **terms.more})
 
     def order(self, job: Job, slot: int) -> dict[str, Any]:
         """Return what a client is told of one job."""
@@ -146,43 +154,70 @@ class FlowerExecutor:
             "client": client,
             "action": job.task.action,
             "payload": slot,
-            "clock": [clock.round, clock.rounds, clock.turn],
+            "clock": [clock.round, clock.rounds, clock.turn, clock.phase],
             "since": since,
             "version": self.newest,
             "keep": sorted({*base[1:], since}),
         }
 
-    def results(self, held: Jobs, answer: Answer) -> Iterator[Done]:
-        """Give what came of one node's jobs, in their order."""
+    def results(self, held: Jobs, answer: Answer, total: Sums | None) -> Iterator[Done]:
+        """Give what came of one node's jobs, in their order; its sum is added to the total."""
         told: Any = answer.notes.get("outcomes")
         # Whatever a node sends, it can only spoil its own clients' answers.
         outcomes = [o for o in told if isinstance(o, dict)] if isinstance(told, list) else []
-        good = sum("version" in outcome for outcome in outcomes)
+        kept = [(job, o) for (_, job), o in zip(held, outcomes, strict=False) if "version" in o]
+        added = total is not None and len(held) > 1
         reason = answer.reason
-        if not reason and (len(outcomes) != len(held) or good != len(answer.payloads)):
+        number = 1 if added else len(kept)
+        if not reason and (len(outcomes) != len(held) or len(answer.payloads) != number):
             reason = "its node sent another number of answers than it was given tasks"
+        if not reason and total is not None and added and kept:
+            wrong = (self.misremembers(job, outcome) for job, outcome in kept)
+            reason = next(filter(None, wrong), "")
+            reason = reason or self.take(answer.payloads[0], [job.task for job, _ in kept], total)
         if reason:
             error = ClientFailed(reason) if answer.raised else None
             yield from (Done(None, job.state, reason, error) for _, job in held)
             return
-        payloads = iter(answer.payloads)
+        payloads = iter(() if added else answer.payloads)
         for (_, job), outcome in zip(held, outcomes, strict=True):
-            payload = next(payloads) if "version" in outcome else None
-            yield self.result(job, payload, outcome)
+            yield self.result(job, next(payloads, None) if "version" in outcome else None, outcome)
+
+    def take(self, payload: Payload, tasks: Sequence[Task], total: Sums) -> str:
+        """Add the sum of a node's clients to the total, or return what is wrong with it."""
+        announced = sum(self.announced(task.client) for task in tasks)
+        try:
+            total.merge(received(payload, total.form, total.frames, len(tasks), announced))
+        except FedtailError as error:
+            return f"its node {error}"
+        return ""
+
+    def announced(self, client: ClientId) -> float:
+        """Return how many samples a client can have."""
+        own = self.roster.samples.get(client)
+        size = self.runtime.federation.size(client) if own is None else own
+        return LARGEST if size is None else size
 
     def result(self, job: Job, payload: Payload | None, outcome: Mapping[str, Any]) -> Done:
         """Return what came of one job; the client must have kept the version it was told to."""
         client = job.task.client
-        if payload is None:
+        if "version" not in outcome:
             reason = str(outcome.get("reason", "it gave no reason"))
-            if outcome.get("lost"):
-                self.lost[client] = version(job.state)
+            if outcome.get("lost") or outcome.get("refused"):
+                if outcome.get("lost"):
+                    self.lost[client] = version(job.state)
                 return Done(None, job.state, reason)
             return Done(None, job.state, reason, ClientFailed(reason))
-        kept = outcome["version"]
-        if kept not in (0, self.ordered[client]):
-            return Done(None, job.state, f"kept version {kept}, not {self.ordered[client]}")
-        return Done(payload, reference(kept))
+        reason = self.misremembers(job, outcome)
+        if reason:
+            return Done(None, job.state, reason)
+        added = None if payload is not None else int(outcome.get("bytes", 0))
+        return Done(payload, reference(outcome["version"]), added=added)
+
+    def misremembers(self, job: Job, outcome: Mapping[str, Any]) -> str:
+        """Return which version of its state a client kept, if it is not the one it was told to."""
+        kept, told = outcome["version"], self.ordered[job.task.client]
+        return "" if kept in (0, told) else f"kept version {kept}, not {told}"
 
     def note(
         self,
@@ -201,13 +236,11 @@ class FlowerExecutor:
             "round": jobs[0].clock.round,
             "turn": jobs[0].clock.turn,
             "actions": sorted({job.task.action for job in jobs}),
-            "replied": sorted(j.task.client for j, d in pairs if d.payload is not None),
-            "failed": [
-                {"client": j.task.client, "reason": d.reason} for j, d in pairs if d.payload is None
-            ],
+            "replied": sorted(j.task.client for j, d in pairs if not d.reason),
+            "failed": [{"client": j.task.client, "reason": d.reason} for j, d in pairs if d.reason],
             "nodes": len(contents),
             "bytes_down": sum(job.task.payload.nbytes for job in jobs),
-            "bytes_up": sum(d.payload.nbytes for d in done if d.payload is not None),
+            "bytes_up": sum(d.added or (d.payload.nbytes if d.payload else 0) for d in done),
             "wire_down": sum(wire_bytes(content) for content in contents.values()),
             "wire_up": sum(answer.wire for answer in answers.values()),
             "seconds": seconds,

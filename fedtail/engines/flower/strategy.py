@@ -132,7 +132,7 @@ class MethodStrategy(FedAvg):
         self._empty.append(ledger.kept)
         stop_if_empty(self._empty, server_round == self.rounds, ledger.dropped)
         states = dict(self.engine.states)
-        self.engine.after_training(server_round)
+        self.engine.begin(server_round, "after")
         final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         self.engine.states.clear()
         self.engine.states.update(states)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,11 @@ from fedtail.engines.flower.bridge import from_records, to_records
 from fedtail.engines.flower.scrubbing import PublicError, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
 from fedtail.engines.runtime import Clock, Runtime, numerics
-from fedtail.protocol import Payload, Task
+from fedtail.forms import Form, defect
+from fedtail.protocol import Payload, Task, Update
+from fedtail.reduce import union, within_frames
+from fedtail.sums import Frames
+from fedtail.totals import Sums
 from fedtail.version import __version__
 
 Notes = dict[str, Any]
@@ -57,7 +61,8 @@ def serve(
             kept = open_store(context, name) if store is None else store
             shift = Shift(runtime(notes), kept, payloads)
             with numerics(notes["threads"]):
-                content = to_records(*shift.work(notes["jobs"]))
+                frames = Frames.read(notes["frames"]) if "frames" in notes else None
+                content = to_records(*shift.work(notes["jobs"], frames))
     except Exception as error:  # whatever it is, the server hears of it and goes on
         complain(error)
         content = to_records([], {"kind": "failed", "reason": scrubbed(error)})
@@ -92,11 +97,18 @@ class Shift:
     store: Store
     payloads: list[Payload]
 
-    def work(self, jobs: list[Notes]) -> tuple[list[Payload], Notes]:
-        """Do all jobs; a client's new state is kept before its answer leaves."""
+    def work(self, jobs: list[Notes], frames: Frames | None) -> tuple[list[Payload], Notes]:
+        """Do all jobs; a client's new state is kept before its answer leaves.
+
+        With frames to do it in, answers are checked and added up here.
+        """
         began = time.perf_counter()
-        done = [self._one(job) for job in jobs]
+        forms = {(job["action"], job["payload"]): self._form(job) for job in jobs if frames}
+        total = None if frames is None else Sums(union(list(forms.values())), frames)
+        done = [self._one(job, forms, total) for job in jobs]
         answers = [payload for payload, _ in done if payload is not None]
+        if total is not None:
+            answers = [total.payload()]
         outcomes = [outcome for _, outcome in done]
         return answers, {
             "kind": "done",
@@ -104,12 +116,22 @@ class Shift:
             "seconds": time.perf_counter() - began,
         }
 
-    def _one(self, job: Notes) -> tuple[Payload | None, Notes]:
+    def _form(self, job: Notes) -> Form:
+        return self.runtime.form(Task(0, job["action"], self.payloads[job["payload"]]))
+
+    def _one(
+        self, job: Notes, forms: Mapping[tuple[str, int], Form], total: Sums | None
+    ) -> tuple[Payload | None, Notes]:
         client, since = int(job["client"]), int(job["since"])
         try:
             state = dict(self.store.load(client, since))
             task = Task(client, job["action"], self.payloads[job["payload"]])
             answer = self.runtime.perform(task, state, Clock(*job["clock"]))
+            if total is not None:
+                form = within_frames(forms[job["action"], job["payload"]], total.frames)
+                reason = defect(answer, form, self.runtime.federation.size(client))
+                if reason:
+                    return None, {"reason": reason, "refused": True}
             # An empty state is kept only where it replaces one: the client has forgotten it.
             version = job["version"] if state or since else 0
             if version:
@@ -119,4 +141,7 @@ class Shift:
         except Exception as error:  # a client may fail in any way, and the round goes on
             complain(error)
             return None, {"reason": scrubbed(error)}
-        return answer, {"version": version}
+        if total is None:
+            return answer, {"version": version}
+        total.add(Update(client, answer))
+        return None, {"version": version, "bytes": answer.nbytes}

@@ -1,0 +1,442 @@
+"""A pool of worker processes.
+
+Workers are spawned once and see the data in shared memory. Tasks go to whoever is free, in blocks
+whose answers a worker adds up itself: through the pipe goes one sum a block, not a model a client.
+What a task gives does not depend on who did it, so neither does the run. For the same reason the
+block of a worker that died can be done again by another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import math
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_context
+
+from fedtail.engines.executor import Done, Job, add_up, attempt
+from fedtail.engines.runtime import Clock, Runtime, numerics
+from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.errors import ClientFailed, FedtailError, RunStopped
+from fedtail.metrics import Evaluation
+from fedtail.plugins import first_line, first_line_and_place, load_plugins
+from fedtail.protocol import Payload, Task, Tensors
+from fedtail.reduce import union, within_frames
+from fedtail.sums import Frames
+from fedtail.totals import Sums
+
+logger = logging.getLogger("fedtail")
+
+RESTARTS = 1
+"""How many workers of a run are started again; if one more dies, more would."""
+LEAVE = 5.0
+"""Seconds that workers have to end by themselves."""
+BLOCKS = 4
+"""How many blocks of a wave a worker does: more level out slow clients, fewer carry fewer sums."""
+CHUNK = 1 << 23
+"""Bytes that go through a pipe at a time: whoever receives them makes a copy."""
+
+
+@dataclass
+class Worker:
+    """The parent's end of one worker process."""
+
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    holds: int = -1  # which broadcast it has already been sent
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told: a kind, a broadcast that several orders share, and the rest.
+
+    Attributes
+    ----------
+    what
+        What it is about, for people.
+    jobs
+        How many jobs it is, each of which has its own time.
+    """
+
+    kind: str
+    broadcast: int
+    data: bytes
+    rest: tuple[Any, ...]
+    what: str
+    jobs: int = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a worker says of what raised: a line, a sentence if it is one, all of it, and where."""
+
+    reason: str
+    sentence: str
+    trace: str
+    what: str
+
+    @classmethod
+    def of(cls, error: Exception, what: str) -> Failure:
+        """Return all that another process is told of an error; not all of them can be sent."""
+        sentence = str(error) if isinstance(error, FedtailError) else ""
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        return cls(first_line_and_place(error), sentence, trace, what)
+
+    def error(self) -> Exception:
+        """Return what the parent raises in its runtime."""
+        said = self.sentence
+        error = FedtailError(said) if said else ClientFailed(f"{self.reason}: {self.what}")
+        error.add_note(f"In a worker process:\n{self.trace}")
+        return error
+
+
+@dataclass(frozen=True)
+class Errand:
+    """An order that a worker is doing, its place among all, and until when it may take."""
+
+    number: int
+    order: Order
+    worker: Worker
+    until: float
+
+
+class Pool:
+    """Worker processes with one thread and one resident model each.
+
+    Parameters
+    ----------
+    runtime
+        The data, the method and the model.
+    workers, threads
+        How many processes, and how many threads each has.
+    plugins
+        What they import before they start.
+    drop
+        Go on when a client half raises, instead of raising it here.
+    seconds
+        How long an order may take; a worker that takes longer is ended, and counts as dead.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        workers: int,
+        threads: int,
+        plugins: Sequence[str],
+        drop: bool = False,
+        seconds: float = math.inf,
+    ) -> None:
+        self.runtime = runtime
+        self.drop = drop
+        self.seconds = seconds
+        self._context = get_context("spawn")  # torch's: its pipes pass tensors in shared memory
+        self._told = (list(plugins), threads, drop)
+        self._broadcasts = 0
+        self._restarts = 0
+        self._workers: list[Worker] = []
+        try:
+            self._hire(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hire(self, count: int) -> None:
+        """Start workers, send each the runtime, and hear that it arrived."""
+        new: list[Worker] = []
+        for _ in range(count):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=serve, args=(theirs, *self._told), daemon=True)
+            process.start()
+            theirs.close()
+            new.append(Worker(process, ours))
+            self._workers.append(new[-1])
+        try:
+            for worker in new:
+                worker.pipe.send(self.runtime)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _unsendable(str(error)) from None
+        except ConnectionError:
+            pass  # one that is dead is found out when it does not answer
+        for worker in new:
+            try:
+                reason = worker.pipe.recv()
+            except (EOFError, OSError):
+                raise RunStopped(f"a worker process {_ended(worker)}") from None
+            if reason:
+                raise _unsendable(reason)
+
+    def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
+        """Do the jobs, each block of them by whichever worker is free."""
+        packed: dict[int, tuple[int, bytes]] = {}
+        orders, blocks = [], list(self._blocks(jobs, total is not None))
+        for block in blocks:
+            payload = block[0].task.payload
+            if id(payload) not in packed:
+                packed[id(payload)] = (self._next(), pack(payload))
+            told = [
+                (job.task.client, job.task.action, job.clock, pack_tensors(job.state))
+                for job in block
+            ]
+            # The sum of one is twice as large as itself.
+            frames = None if total is None or len(block) == 1 else total.frames
+            what = _names(block)
+            orders.append(Order("task", *packed[id(payload)], (told, frames), what, len(block)))
+        answers = self._distribute(orders, total)
+        return [
+            self._done(job, receipt)
+            for block, answer in zip(blocks, answers, strict=True)
+            for job, receipt in zip(block, answer, strict=True)
+        ]
+
+    def _blocks(self, jobs: Sequence[Job], added: bool) -> Iterator[list[Job]]:
+        """Cut jobs into blocks of one broadcast; answers that stay apart come one by one."""
+        size = math.ceil(len(jobs) / (BLOCKS * len(self._workers))) if added else 1
+        for _, same in groupby(jobs, key=lambda job: id(job.task.payload)):
+            some = list(same)
+            yield from (some[start : start + size] for start in range(0, len(some), size))
+
+    def _done(self, job: Job, receipt: Any) -> Done:
+        if isinstance(receipt, Failure):
+            return Done(None, job.state, receipt.reason, receipt.error())
+        payload, state, reason, added = receipt
+        if reason:
+            return Done(None, job.state, reason)
+        kept = unpack_tensors(state, "a client's state")
+        return Done(None if payload is None else unpack(payload), kept, added=added)
+
+    def evaluate(self, tensors: Tensors) -> Evaluation:
+        """Test a model, each range of the test set by whichever worker is free."""
+        number, data = self._next(), pack_tensors(tensors)
+        orders = [Order("test", number, data, p, "a test") for p in self.runtime.test_ranges()]
+        parts: list[Evaluation] = self._distribute(orders)
+        return sum(parts, start=Evaluation.empty(self.runtime.federation.num_classes))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.pipe.close()
+        until = time.monotonic() + LEAVE
+        for worker in self._workers:
+            worker.process.join(timeout=max(0.0, until - time.monotonic()))
+            worker.process.kill()
+
+    def _next(self) -> int:
+        self._broadcasts += 1
+        return self._broadcasts
+
+    def _distribute(self, orders: Sequence[Order], total: Sums | None = None) -> list[Any]:
+        waiting = deque(enumerate(orders))
+        free = list(self._workers)
+        busy: dict[Any, Errand] = {}
+        answers: list[Any] = [None] * len(orders)
+        came = [0] * len(orders)  # of a sum, how many of its pieces are in the total
+        while waiting or busy:
+            while waiting and free:
+                number, order = waiting.popleft()
+                worker = free.pop()
+                self._send(worker, order)
+                until = time.monotonic() + self.seconds * order.jobs
+                busy[worker.pipe] = Errand(number, order, worker, until)
+            for errand in self._over(busy):
+                del busy[errand.worker.pipe]
+                number = errand.number
+                try:
+                    answer = errand.worker.pipe.recv()
+                    failed = _failure(answer)
+                    if failed is not None and not (self.drop and errand.order.kind == "task"):
+                        raise failed.error()
+                    if total is not None and errand.order.jobs > 1:
+                        answer, head, shapes = answer
+                        pieces = _incoming(errand.worker.pipe, shapes)
+                        came[number] = total.take(head, pieces, came[number])
+                        if came[number] < len(shapes):
+                            raise EOFError
+                except (EOFError, OSError):
+                    free.append(self._replace(errand))
+                    waiting.appendleft((number, errand.order))
+                    continue
+                answers[number] = answer
+                free.append(errand.worker)
+        return answers
+
+    def _send(self, worker: Worker, order: Order) -> None:
+        data = order.data if worker.holds != order.broadcast else None
+        worker.holds = order.broadcast
+        with contextlib.suppress(ConnectionError):  # as above
+            worker.pipe.send((order.kind, data, order.rest))
+
+    def _over(self, busy: Mapping[Any, Errand]) -> list[Errand]:
+        """Wait for an answer or a death, at most until the first errand has taken too long."""
+        first = min(errand.until for errand in busy.values())
+        ready = wait(list(busy), None if first == math.inf else max(0.0, first - time.monotonic()))
+        late = [pipe for pipe, e in busy.items() if e.until <= time.monotonic()]
+        for pipe in late:
+            if pipe not in ready:
+                busy[pipe].worker.process.kill()
+        return [busy[pipe] for pipe in {*ready, *late}]
+
+    def _replace(self, errand: Errand) -> Worker:
+        """Start a worker in the place of one that died, or stop the run."""
+        dead = errand.worker
+        late = time.monotonic() >= errand.until
+        ended = _ended(dead)
+        why = f"took longer than task_seconds = {self.seconds:g}" if late else ended
+        what = f"a worker process {why}: {errand.order.what}"
+        if self._restarts == RESTARTS:
+            raise RunStopped(f"{what}; one was started again before")
+        self._restarts += 1
+        logger.warning("%s; it is started again, and does this once more", what)
+        dead.pipe.close()
+        self._workers.remove(dead)
+        self._hire(1)
+        return self._workers[-1]
+
+
+def _names(block: Sequence[Job]) -> str:
+    """Return what the jobs of a block are about, for people."""
+    if len(block) == 1:
+        return str(block[0])
+    clients = ", ".join(str(job.task.client) for job in block[:10])
+    more = f" and {len(block) - 10} more" if len(block) > 10 else ""
+    first = block[0]
+    return f"clients {clients}{more}, action '{first.task.action}', round {first.clock.round}"
+
+
+def _unsendable(reason: str) -> FedtailError:
+    return FedtailError(
+        f"the model, data or method cannot be sent to worker processes ({reason}): define its "
+        "classes in a module that can be imported, or run with workers = 0"
+    )
+
+
+def _ended(worker: Worker) -> str:
+    worker.process.join(timeout=LEAVE)
+    code = worker.process.exitcode
+    return f"ended with exit code {code} (-9 often means that memory ran out: use fewer --workers)"
+
+
+def serve(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:
+    """Run in the worker process: take orders until the pipe is closed."""
+    try:
+        runtime = _arrive(pipe, plugins)
+        with numerics(threads):
+            _work(runtime, pipe, drop)
+    except (EOFError, KeyboardInterrupt, ConnectionError):
+        return  # who gave the orders has ended, perhaps by a kill
+
+
+def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
+    """Receive the runtime and say that it arrived, or why not."""
+    try:
+        load_plugins(plugins)
+        runtime: Runtime = pipe.recv()
+    except (EOFError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # importing a user's module may fail in any way
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise EOFError from None
+    # The pipe shares all tensors between processes: right for data, wrong for the model.
+    runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
+    pipe.send("")
+    return runtime
+
+
+def _work(runtime: Runtime, pipe: Connection, drop: bool) -> None:
+    payload, tested = Payload(), runtime.model
+    while True:
+        kind, data, rest = pipe.recv()
+        if kind == "task":
+            payload = payload if data is None else unpack(data)
+            told, frames = rest
+            _hand_over(pipe, *_do_block(runtime, payload, told, frames, drop))
+        else:
+            try:
+                if data is not None:
+                    tested = runtime.load_tested(unpack_tensors(data, "a tested model"))
+                answer: Any = runtime.evaluate(tested, *rest)
+            except Exception as error:  # a user's network may fail in any way
+                answer = Failure.of(error, "a test")
+            pipe.send(answer)
+
+
+def _do_block(
+    runtime: Runtime,
+    payload: Payload,
+    told: Sequence[tuple[int, str, Clock, bytes]],
+    frames: Frames | None,
+    drop: bool,
+) -> tuple[list[Any], Sums | None]:
+    """Do the jobs of a block, and add up their answers if there are frames to do it in."""
+    receipts: list[Any] = []
+    total, forms = None, {}
+    if frames is not None:
+        actions = {action for _, action, *_ in told}
+        forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
+        total = Sums(union(list(forms.values())), frames)
+    for client, action, clock, state in told:
+        job = Job(Task(client, action, payload), unpack_tensors(state, "a client's state"), clock)
+        done = attempt(runtime, job)
+        if done.error is not None:
+            receipts.append(Failure.of(done.error, str(job)))
+            if not drop:
+                return receipts, None
+            continue
+        if total is not None:
+            done = add_up(job, done, forms[action], runtime.federation.size(client), total)
+        receipts.append(_packed(done))
+    return receipts, total
+
+
+def _packed(done: Done) -> Any:
+    """Return what of a job's result goes through the pipe."""
+    try:
+        payload = None if done.payload is None else pack(done.payload)
+        return payload, b"" if done.reason else pack_tensors(done.state), done.reason, done.added
+    except Exception as error:  # a sparse tensor, a scalar that is none: the engine refuses them
+        return None, b"", f"sent what no message can carry ({first_line(error)})", None
+
+
+def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:
+    """Send what came of a block: receipts, and then the pieces of the sum."""
+    if total is None:
+        pipe.send(receipts)
+        return
+    pieces = [whole for _, _, whole, _ in total.parts()]
+    pipe.send((receipts, total.head(), [(tuple(t.shape), t.dtype) for t in pieces]))
+    for piece in pieces:
+        for chunk in _chunks(piece):
+            pipe.send_bytes(chunk.numpy().data)
+
+
+def _incoming(pipe: Connection, shapes: Sequence[tuple[Any, torch.dtype]]) -> Iterator[Tensor]:
+    """Receive the pieces of a sum, one at a time."""
+    for shape, dtype in shapes:
+        piece = torch.empty(shape, dtype=dtype)
+        for chunk in _chunks(piece):
+            pipe.recv_bytes_into(chunk.numpy().data)
+        yield piece
+
+
+def _chunks(piece: Tensor) -> Sequence[Tensor]:
+    """Return views of a tensor's bytes, none larger than `CHUNK`."""
+    return torch.split(piece.reshape(-1).view(torch.uint8), CHUNK) if piece.numel() else ()
+
+
+def _failure(answer: Any) -> Failure | None:
+    """Return the failure in an answer, if there is one."""
+    receipts = answer[0] if isinstance(answer, tuple) else answer
+    some = receipts if isinstance(receipts, list) else [receipts]
+    return next((r for r in some if isinstance(r, Failure)), None)
