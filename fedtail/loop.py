@@ -15,13 +15,12 @@ from torch import Tensor
 from fedtail.callbacks import (
     Callback,
     Checkpoint,
-    JsonLines,
     Record,
     RunInfo,
     Snapshot,
+    own_callbacks,
     read_records,
     rebuild,
-    trackers,
 )
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.runtime import numerics
@@ -36,7 +35,6 @@ from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
 from fedtail.protocol import Scalar, Server, Task
-from fedtail.report.callback import ReportFile
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 
@@ -101,18 +99,6 @@ def run(
         for watcher in watchers:
             stack.callback(watcher.close)
         return Loop(setting, engine, folder, watchers, guard.budget, remarks).run(resume)
-
-
-def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
-    """Return what every run with a folder has, and the trackers that were asked for."""
-    chosen: list[Callback] = [trackers[name]() for name in experiment.track]
-    if folder is not None:
-        chosen += [
-            JsonLines(folder.metrics),
-            Checkpoint(folder.checkpoint, experiment.checkpoint_every),
-            ReportFile(folder.path),
-        ]
-    return chosen
 
 
 @dataclass

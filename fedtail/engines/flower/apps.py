@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.engines.flower.engine import Flower
 from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.outcome import Desk, Messenger
@@ -27,7 +27,7 @@ from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.plugins import load_plugins
 from fedtail.setting import Setting, prepare
 

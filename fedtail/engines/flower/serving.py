@@ -18,7 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.data.dataset import Dataset, Samples, Source, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
@@ -34,7 +34,7 @@ from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.methods import Method
 from fedtail.result import Result
 from fedtail.setting import Setting, choose_device, runs_on_images

@@ -13,14 +13,14 @@ from flwr.clientapp import ClientApp
 from local_grid import LocalGrid
 
 from fedtail import Experiment
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.engines.flower.engine import Flower
 from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.worker import serve
 from fedtail.engines.runtime import Runtime
 from fedtail.folder import RunFolder
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.result import Result
 from fedtail.setting import prepare
 
