@@ -26,8 +26,8 @@ from rich.table import Table
 from benchmarks.results_file import save
 from fedtail.callbacks import read_records
 from fedtail.engines.flower.processes import descendants
-from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 ENGINES = {
     "embedded": [],

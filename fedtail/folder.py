@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from fedtail.callbacks.jsonl import read_records
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.lock import LOCK
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
 FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}

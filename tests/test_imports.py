@@ -34,6 +34,7 @@ def among(names: list[str], unwanted: tuple[str, ...]) -> list[str]:
     ("statement", "unwanted"),
     [
         ("import fedtail", (*HEAVY, "rich", "typer")),
+        ("import fedtail.cli", HEAVY),
         ("from fedtail import *", (*UNUSED, "typer")),
     ],
 )

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from fedtail.callbacks.base import Callback, RunInfo, Snapshot
 from fedtail.callbacks.jsonl import json_ready
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.state import flatten, restore
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
 FORMAT = 2

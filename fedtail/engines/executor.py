@@ -25,11 +25,12 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld, numerics
-from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.engines.wire import pack, unpack
 from fedtail.errors import ClientFailed, FedtailError, RunStopped, blame, blaming
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.protocol import Payload, Task, Tensors
+from fedtail.tensors import pack_tensors, unpack_tensors
 
 State = dict[str, Tensor]
 logger = logging.getLogger("fedtail")

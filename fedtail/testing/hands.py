@@ -15,13 +15,14 @@ from fedtail.callbacks import Callback, Record
 from fedtail.engines import Embedded
 from fedtail.engines.executor import Done, Executor, Job, Serial, attempt
 from fedtail.engines.runtime import Runtime, numerics
-from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.engines.wire import pack, unpack
 from fedtail.experiment import Experiment
 from fedtail.loop import Loop
 from fedtail.metrics import Evaluation
 from fedtail.protocol import Tensors
 from fedtail.result import Result
 from fedtail.setting import prepare
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.testing.federation import CLASSES
 
 

@@ -14,10 +14,10 @@ from torch.multiprocessing import get_context
 from fedtail import FedAvg, FedtailError, RunStopped, run
 from fedtail.engines import Dropped, Embedded
 from fedtail.engines.executor import RESTARTS, serve
-from fedtail.engines.wire import pack_tensors
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
 from fedtail.setting import prepare
+from fedtail.tensors import pack_tensors
 
 QUICK = {"local": tiny.quick()}
 

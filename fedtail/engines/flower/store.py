@@ -20,9 +20,9 @@ from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
 from fedtail.engines.flower.scrubbing import PublicError
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.files import make_folder, remove, write_atomic
 from fedtail.protocol import ClientId
+from fedtail.tensors import pack_tensors, unpack_tensors
 
 State = dict[str, Tensor]
 SMALL = 1_000_000

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.engines.flower.processes import descendants
-from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 PLUGIN = '''
 """Clients that misbehave when a file tells them to."""

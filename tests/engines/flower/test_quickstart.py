@@ -17,8 +17,8 @@ from flwr.app import Context, RecordDict
 from local_grid import LocalGrid
 
 from fedtail.engines.flower.superlink import Federation
-from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "flower.md"
 CONFIG = {
