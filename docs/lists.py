@@ -21,7 +21,7 @@ from fedtail.config import Component
 from fedtail.experiment import Experiment
 from fedtail.methods.base import Method, why_not_a_sum
 from fedtail.models import ModelSpec
-from fedtail.report.features import SAMPLES
+from fedtail.report.features import SHOWN_SAMPLES
 from fedtail.training import LocalTraining
 
 ROOT = Path(__file__).parents[1]
@@ -156,7 +156,7 @@ def shown() -> str:
     named["model"] = list(ModelSpec.registry)
     names = {kind: _ours(fields[kind].annotation, known) for kind, known in named.items() if known}
     helps = {name: _help(flag) for name, flag in FLAGS.items()}
-    content = {"help": helps, "names": names, "samples": SAMPLES}
+    content = {"help": helps, "names": names, "samples": SHOWN_SAMPLES}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,8 +26,6 @@ from fedtail.privacy.config import Privacy
 
 # What a description says in place of fields where it can only name what it was made from.
 MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
-
-ModelLike = ModelSpec | nn.Module | Callable[..., nn.Module]
 
 
 class Experiment(Config):

@@ -24,7 +24,7 @@ from fedtail.callbacks import (
 )
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.runtime import numerics
-from fedtail.engines.workers import bounded
+from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
@@ -84,7 +84,7 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(guard.shield)
-        workers, remarks = bounded(experiment.workers, setting.cohort)
+        workers, remarks = allowed_workers(experiment.workers, setting.cohort)
         embedded = Embedded(
             runtime,
             workers,

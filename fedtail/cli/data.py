@@ -16,10 +16,10 @@ from fedtail.cli.tables import make_console
 if TYPE_CHECKING:
     from fedtail.data.dataset import Dataset, Source
 
-app = typer.Typer(help="list, fetch and describe data sets", no_args_is_help=True)
+data_app = typer.Typer(help="list, fetch and describe data sets", no_args_is_help=True)
 
 
-@app.command("list")
+@data_app.command("list")
 def list_sources(
     as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
 ) -> None:
@@ -36,8 +36,8 @@ def list_sources(
         print(_entry(row, names, width))
 
 
-@app.command()
-def fetch(
+@data_app.command("fetch")
+def fetch_command(
     name: Annotated[
         str,
         typer.Argument(
@@ -57,7 +57,7 @@ def fetch(
     print(fetch_data(name, folder, keep_archives=keep_archives))
 
 
-@app.command()
+@data_app.command()
 def info(
     name: Annotated[
         str,

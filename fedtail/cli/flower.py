@@ -9,15 +9,15 @@ import typer
 
 from fedtail.cli.options import known
 
-app = typer.Typer(help="write apps for federations of machines", no_args_is_help=True)
+flower_app = typer.Typer(help="write apps for federations of machines", no_args_is_help=True)
 
 
-@app.callback()
+@flower_app.callback()
 def flower() -> None:
     """Write apps for federations of machines."""
 
 
-@app.command("new")
+@flower_app.command("new")
 def new(
     folder: Annotated[Path, typer.Argument(help="where to; its name becomes the app's")],
     method: Annotated[

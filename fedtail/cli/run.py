@@ -25,7 +25,7 @@ fedtail run --resume runs/digits-fedavg-seed0
 
 
 @with_flags()
-def run(
+def run_command(
     flags: dict[str, Any],
     words: Words = None,
     out: Annotated[

@@ -65,14 +65,14 @@ def split(
     Nothing is trained. The same flags given to `fedtail run` train on this split.
     """
     from fedtail.cli.describe import experiment_from
-    from fedtail.data.plot import draw, terminal
+    from fedtail.data.plot import draw_split, terminal
     from fedtail.setting import share_out
 
     experiment = experiment_from(words, flags, plugin, trust_plugins)
     dataset = experiment.data.load()
     made = share_out(experiment, dataset)
     if png is not None:
-        draw(made, png, dataset.classes)
+        draw_split(made, png, dataset.classes)
     if save is not None:
         write_atomic(save, made.to_json())
     console = make_console()

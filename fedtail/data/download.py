@@ -17,7 +17,7 @@ from fedtail.data.public import Archive, has_hash
 from fedtail.errors import FedtailError
 
 TIMEOUT = 10.0
-BLOCK = 1 << 18
+READ_BYTES = 1 << 18
 Advance = Callable[[int, int], None]
 """Called with the bytes there are and the bytes there will be (0 if unknown)."""
 
@@ -82,7 +82,7 @@ def _copy(
 ) -> int:
     part.parent.mkdir(parents=True, exist_ok=True)
     with part.open(mode) as out:
-        while block := response.read(BLOCK):
+        while block := response.read(READ_BYTES):
             out.write(block)
             at += len(block)
             advance(at, total)

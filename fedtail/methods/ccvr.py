@@ -25,7 +25,7 @@ from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
-from fedtail.training.moments import class_moments, draw, pooled
+from fedtail.training.moments import class_moments, pooled, sample_features
 
 POOLED = "it pools the moments of each client's own classes"
 
@@ -67,7 +67,7 @@ class CCVR(FedAvg[ModelState]):
         question = Payload(grouped("model", s.model))
         found = yield [Task(client, "moments", question) for client in server.clients]
         told = pooled([u.payload.group("moments") for u in found.each], server.num_classes)
-        features = draw(told, self.samples, server.generator("virtual features"))
+        features = sample_features(told, self.samples, server.generator("virtual features"))
         head = train_head(
             unnamed(s.model, server.model).to(server.device),
             features.to(server.device),

@@ -91,7 +91,7 @@ def pooled(groups: Sequence[Tensors], num_classes: int) -> Moments:
     return Moments(classes, counts[classes], mean, covariance)
 
 
-def draw(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
+def sample_features(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
     """Return features (L, samples, d) from N(μ_c, Σ_c) of each class.
 
     A covariance of fewer samples than dimensions is singular, and rounding may leave it a little

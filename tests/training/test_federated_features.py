@@ -61,7 +61,7 @@ def test_equals_double_backward(
     matching: Matching, bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Prepare: three of four classes were reported.
-    monkeypatch.setattr(federated_features, "CHUNK", chunk)
+    monkeypatch.setattr(federated_features, "CHUNK_SIZE", chunk)
     features, head = drawn(3, 5, 6), head_of(4, 6, bias)
     targets = feature_gradients(drawn(3, 5, 6, seed=3), torch.tensor([0, 2, 3]), head)
     before = features.clone()

@@ -23,7 +23,7 @@ GRACE = 8.0
 PROC = Path("/proc/self/stat")
 """Where Linux says of a process what other systems have to be asked for by `ps`."""
 
-Birth = tuple[int, str]
+ProcessId = tuple[int, str]
 """A process: its number, and when it began, because numbers are used again."""
 
 
@@ -95,7 +95,7 @@ class Guardian:
 
 def guard(folder: Path) -> None:
     """Be a guardian: read numbers of processes until the pipe closes, then end them."""
-    told: set[Birth] = set()
+    told: set[ProcessId] = set()
     while line := sys.stdin.readline():
         pid = int(line)
         told |= {(pid, born) for p, (_, born) in _table().items() if p == pid}
@@ -107,7 +107,7 @@ def guard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
+def stop(started: Iterable[Started], seen: Iterable[ProcessId] = ()) -> None:
     """End processes and all that they started; those that do not listen are killed.
 
     Parameters
@@ -133,10 +133,10 @@ def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
     _wait(family, time.monotonic() + GRACE)  # on a busy machine, also a killed one takes a moment
 
 
-def descendants(*pids: int) -> set[Birth]:
+def descendants(*pids: int) -> set[ProcessId]:
     """Return the children of processes, their children, and so on."""
     table = _table()
-    found: set[Birth] = set()
+    found: set[ProcessId] = set()
     parents = set(pids)
     while parents:
         children = {(p, born) for p, (parent, born) in table.items() if parent in parents} - found
@@ -161,18 +161,18 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _alive(births: Iterable[Birth]) -> list[Birth]:
+def _alive(births: Iterable[ProcessId]) -> list[ProcessId]:
     table = _table()
     return [(pid, born) for pid, born in births if pid in table and table[pid][1] == born]
 
 
-def _signal(births: Iterable[Birth], number: signal.Signals) -> None:
+def _signal(births: Iterable[ProcessId], number: signal.Signals) -> None:
     for pid, _ in births:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _wait(births: Iterable[Birth], until: float) -> None:
+def _wait(births: Iterable[ProcessId], until: float) -> None:
     while _alive(births) and time.monotonic() < until:
         time.sleep(0.1)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.engines.flower.processes import (
-    Birth,
     Guardian,
+    ProcessId,
     Started,
     descendants,
     free_ports,
@@ -38,7 +38,7 @@ SUBMIT = 180.0
 
 
 @dataclass
-class Federation:
+class FlowerProcesses:
     """Processes of one federation.
 
     Attributes
@@ -59,7 +59,7 @@ class Federation:
     simulation: bool = False
     guardian: Guardian | None = None
     started: list[Started] = field(default_factory=list)
-    seen: set[Birth] = field(default_factory=set)
+    seen: set[ProcessId] = field(default_factory=set)
     port: int = 0
     certificates: Certificates | None = None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from real import PLUGIN, QUICK, Run, kill, running
 
-from fedtail.engines.flower.processes import Birth, Started, alive, descendants, start, stop
+from fedtail.engines.flower.processes import ProcessId, Started, alive, descendants, start, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
@@ -68,7 +68,7 @@ def supervised(run: Run, command: list[str], env: dict[str, str], seconds: float
     Flower refuses a node that it still takes for online, so the first attempts may fail.
     """
     started: list[Started] = []
-    seen: set[Birth] = set()
+    seen: set[ProcessId] = set()
     until = time.monotonic() + seconds
     try:
         while run.process.poll() is None:

@@ -18,10 +18,10 @@ from command_line import fedtail, one_sentence
 from fedtail import Experiment, FedtailError, RunStopped, run
 from fedtail.callbacks import Callback
 from fedtail.engines.flower import Launch
+from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.launcher import judge, launch_file, stored_launch
-from fedtail.engines.flower.outcome import Desk
 from fedtail.engines.flower.processes import Started, alive, descendants, free_ports, start, stop
-from fedtail.engines.flower.watch import Watch
+from fedtail.engines.flower.status import StatusFiles
 from fedtail.folder import RunFolder
 
 FAMILY = """
@@ -201,15 +201,15 @@ class Told(Callback):
 
 
 def test_a_run_elsewhere_is_watched_through_its_folder(tmp_path: Path) -> None:
-    told, desk = Told(), Desk(tmp_path)
-    desk.clear()
-    watch = Watch(RunFolder(tmp_path), [told], done=1)
+    told, status = Told(), StatusFiles(tmp_path)
+    status.clear()
+    watch = RunFollower(RunFolder(tmp_path), [told], done=1)
     watch.look()
     lines = [
         {"round": n, "dropped": [{"client": 4, "reason": "was ill"}] * (n == 2)} for n in (1, 2)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"rou')
-    desk.warn("odd")
+    status.warn("odd")
     for _ in range(2):
         watch.look()
     assert told.words == ["round 2: client 4 is left out: was ill", 2, "odd"]
@@ -226,11 +226,11 @@ def test_a_run_elsewhere_is_watched_through_its_folder(tmp_path: Path) -> None:
 def test_what_the_server_raised_is_raised_here(
     raised: Exception, expected: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    desk = Desk(tmp_path)
-    desk.clear()
-    assert desk.read() == {}
-    with pytest.raises(type(raised)), desk.attended():
-        assert desk.read() == {"pid": os.getpid(), "reason": "", "ended": ""}
+    status = StatusFiles(tmp_path)
+    status.clear()
+    assert status.read() == {}
+    with pytest.raises(type(raised)), status.attended():
+        assert status.read() == {"pid": os.getpid(), "reason": "", "ended": ""}
         raise raised
     with pytest.raises(expected, match=text):
-        judge(desk.read())
+        judge(status.read())

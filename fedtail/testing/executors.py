@@ -1,4 +1,4 @@
-"""Other hands for a run than the usual ones: separate, recording, lossy, spoiling."""
+"""Other executors for a run than the usual ones: separate, recording, lossy, spoiling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedtail.protocol import Tensors
 from fedtail.result import Result
 from fedtail.setting import prepare
 from fedtail.tensors import pack_tensors, unpack_tensors
-from fedtail.testing.federation import CLASSES
+from fedtail.testing.federation import NUM_CLASSES
 
 
 def run_with(
@@ -31,7 +31,7 @@ def run_with(
     executor: Callable[[Runtime], Executor],
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run an experiment with other hands than the usual ones."""
+    """Run an experiment with another executor than the usual one."""
     setting = prepare(chosen)
     engine = Embedded(setting.runtime())
     engine.executor = executor(setting.runtime())
@@ -69,7 +69,7 @@ class Isolated:
         runtime = self.runtimes[1]
         tested = runtime.load_tested(unpack_tensors(pack_tensors(tensors), "a model"))
         parts = [runtime.evaluate(tested, *part) for part in runtime.test_ranges()]
-        return sum(parts, start=Evaluation.empty(CLASSES))
+        return sum(parts, start=Evaluation.empty(NUM_CLASSES))
 
     def close(self) -> None:
         """Nothing was started."""
