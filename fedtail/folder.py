@@ -21,7 +21,6 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedtail.callbacks.jsonl import read_records
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.lock import LOCK
@@ -198,10 +197,6 @@ class RunFolder:
                 f"fedtail run --resume {self.path} writes it again"
             )
         return unpack_tensors(data, str(self.model))
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the rounds so far."""
-        return read_records(self.metrics)
 
 
 def _sha256(data: bytes) -> str:

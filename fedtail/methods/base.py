@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
+from fedtail.protocol import Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 
 S = TypeVar("S")
-Action = Callable[[Payload, Client], Payload]
 F = TypeVar("F", bound=Callable[..., Payload])
 
 

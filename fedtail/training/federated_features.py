@@ -109,13 +109,6 @@ def match_features(
     return Matched(new, torch.cat(before or nothing), torch.cat(after or nothing), loss)
 
 
-def feature_gradients(features: Tensor, classes: Tensor, head: Head) -> ClassGradients:
-    """Return the head's gradient of the mean cross-entropy on each class's features (A, m, d)."""
-    r = _residual(features, classes, head)
-    weight = r.transpose(1, 2) @ features / features.shape[1]
-    return classes, weight, None if head.bias is None else r.mean(dim=1)
-
-
 def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:
     """Return p − e_c for every feature, (A, m, C)."""
     z = features @ head.weight.T
