@@ -90,7 +90,7 @@ def largest_memory(pid: int) -> Iterator[list[float]]:
 
     def look() -> None:
         while not stop.wait(0.5):
-            pids = [pid, *(child for child, _ in descendants(pid))]
+            pids = [pid, *(child.pid for child in descendants(pid))]
             seen.append(float(sum(map(proportional, pids))))
 
     thread = threading.Thread(target=look)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pooch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from fedtail.data.public import Archive, has_hash
+from fedtail.data.public import Archive, file_hash, has_hash
 from fedtail.errors import FedtailError
 
 TIMEOUT = 10.0
@@ -47,7 +46,7 @@ def download(archive: Archive, folder: Path, console: Console, timeout: float = 
 def verify(path: Path, expected: str, what: str) -> None:
     """Refuse a file with a wrong hash; that file alone is deleted."""
     algorithm, digest = expected.split(":")
-    got = pooch.file_hash(str(path), alg=algorithm)
+    got = file_hash(path, algorithm)
     if got != digest:
         path.unlink()
         raise FedtailError(

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from fedtail.engines.flower.processes import (
     Guardian,
-    ProcessId,
     Started,
     descendants,
     free_ports,
@@ -59,7 +60,7 @@ class FlowerProcesses:
     simulation: bool = False
     guardian: Guardian | None = None
     started: list[Started] = field(default_factory=list)
-    seen: set[ProcessId] = field(default_factory=set)
+    seen: set[psutil.Process] = field(default_factory=set)
     port: int = 0
     certificates: Certificates | None = None
 

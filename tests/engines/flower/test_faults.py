@@ -8,10 +8,11 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from real import PLUGIN, QUICK, Run, kill, running
 
-from fedtail.engines.flower.processes import ProcessId, Started, alive, descendants, start, stop
+from fedtail.engines.flower.processes import Started, alive, descendants, start, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
@@ -68,7 +69,7 @@ def supervised(run: Run, command: list[str], env: dict[str, str], seconds: float
     Flower refuses a node that it still takes for online, so the first attempts may fail.
     """
     started: list[Started] = []
-    seen: set[ProcessId] = set()
+    seen: set[psutil.Process] = set()
     until = time.monotonic() + seconds
     try:
         while run.process.poll() is None:

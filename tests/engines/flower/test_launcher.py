@@ -53,7 +53,7 @@ def test_stopping_ends_children_that_left_the_session(tmp_path: Path) -> None:
     children = descendants(made.process.pid)
     assert len(children) == 1
     stop([made])
-    assert not any(alive(pid) for pid, _ in children)
+    assert not any(alive(one.pid) for one in children)
     assert made.ended == f"parent ended with exit code -15 (log: {tmp_path / 'log'})"
 
 
@@ -65,9 +65,9 @@ def test_stopping_ends_the_orphans_of_a_killed_parent(tmp_path: Path) -> None:
     made.process.kill()
     made.process.wait()
     assert descendants(made.process.pid) == set()
-    assert all(alive(pid) for pid, _ in seen)
+    assert all(alive(one.pid) for one in seen)
     stop([made], seen)
-    assert not any(alive(pid) for pid, _ in seen)
+    assert not any(alive(one.pid) for one in seen)
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_what_a_killed_process_started_is_ended(tmp_path: Path) -> None:
     assert len(made) == 3  # the guardian, the parent and its child
     starter.kill()
     starter.communicate()
-    while any(alive(pid) for pid, _ in made) and time.monotonic() < until:
+    while any(alive(one.pid) for one in made) and time.monotonic() < until:
         time.sleep(0.05)
-    assert [pid for pid, _ in made if alive(pid)] == []
+    assert [one for one in made if alive(one.pid)] == []
     assert guardian in {pid for pid, _ in made}
     assert not (tmp_path / "home").exists()
 
