@@ -1,6 +1,6 @@
 """Processes of this machine: started with a log, stopped with everything that they started.
 
-Run as a program, this file is the guardian that ends them if whoever started them is killed.
+Run as a program, this file is the watchdog that ends them if whoever started them is killed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) 
 
 
 @dataclass(frozen=True)
-class Guardian:
+class Watchdog:
     """A process that waits at the end of a pipe: a kill of this one closes it, too.
 
     Then it ends what it was told of, with all that those have started, and removes a folder.
@@ -62,7 +62,7 @@ class Guardian:
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def over(cls, folder: Path) -> Guardian:
+    def over(cls, folder: Path) -> Watchdog:
         """Start one."""
         # As a file, because importing the package takes longer than some runs.
         command = [sys.executable, "-I", __file__, str(folder)]
@@ -89,8 +89,8 @@ class Guardian:
             self.process.communicate()
 
 
-def guard(folder: Path) -> None:
-    """Be a guardian: read numbers of processes until the pipe closes, then end them."""
+def keep_watch(folder: Path) -> None:
+    """Be a watchdog: read numbers of processes until the pipe closes, then end them."""
     told: list[psutil.Process] = []
     while line := sys.stdin.readline():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -172,4 +172,4 @@ def _wait(processes: Iterable[psutil.Process], until: float) -> None:
 
 
 if __name__ == "__main__":
-    guard(Path(sys.argv[1]))
+    keep_watch(Path(sys.argv[1]))

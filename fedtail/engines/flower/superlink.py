@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from fedtail.engines.flower.processes import (
-    Guardian,
     Started,
+    Watchdog,
     descendants,
     free_ports,
     start,
@@ -58,7 +58,7 @@ class FlowerProcesses:
     logs: Path
     tls: bool = False
     simulation: bool = False
-    guardian: Guardian | None = None
+    watchdog: Watchdog | None = None
     started: list[Started] = field(default_factory=list)
     seen: set[psutil.Process] = field(default_factory=set)
     port: int = 0
@@ -81,8 +81,8 @@ class FlowerProcesses:
     def close(self) -> None:
         """End everything that was started."""
         stop(self.started, self.seen)
-        if self.guardian is not None:
-            self.guardian.dismiss()
+        if self.watchdog is not None:
+            self.watchdog.dismiss()
 
     def open(self) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -171,10 +171,10 @@ class FlowerProcesses:
         return said
 
     def _start(self, name: str, command: list[str]) -> Started:
-        self.guardian = self.guardian or Guardian.over(self.home)
+        self.watchdog = self.watchdog or Watchdog.over(self.home)
         one = start(name, command, self.logs / f"{name}.log", self.env)
         self.started.append(one)
-        self.guardian.watch(one)
+        self.watchdog.watch(one)
         return one
 
     def _wait_until_ready(self) -> None:

@@ -142,7 +142,7 @@ def test_whoever_ends_the_run_ends_everything_that_was_started(
         assert len([line for line in family.values() if "flower-supernode" in line]) >= 3
         run.process.send_signal(number)
         assert run.end(60) == code
-        until = time.monotonic() + (60 if number == signal.SIGKILL else 0)  # for the guardian
+        until = time.monotonic() + (60 if number == signal.SIGKILL else 0)  # for the watchdog
         while any(map(alive, family)) and time.monotonic() < until:
             time.sleep(0.1)
         assert [pid for pid in family if alive(pid)] == []

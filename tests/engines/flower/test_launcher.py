@@ -94,10 +94,10 @@ def test_only_what_was_started_is_stopped(tmp_path: Path) -> None:
 STARTER = """
 import sys, time
 from pathlib import Path
-from fedtail.engines.flower.processes import Guardian, start
-guardian = Guardian.over(Path("home"))
-guardian.watch(start("parent", [sys.executable, "-c", sys.argv[1]], Path("log"), {}))
-print(guardian.process.pid, flush=True)
+from fedtail.engines.flower.processes import Watchdog, start
+watchdog = Watchdog.over(Path("home"))
+watchdog.watch(start("parent", [sys.executable, "-c", sys.argv[1]], Path("log"), {}))
+print(watchdog.process.pid, flush=True)
 time.sleep(60)
 """
 
@@ -109,18 +109,18 @@ def test_what_a_killed_process_started_is_ended(tmp_path: Path) -> None:
         [sys.executable, "-c", STARTER, FAMILY], stdout=subprocess.PIPE, cwd=tmp_path
     )
     assert starter.stdout is not None
-    guardian = int(starter.stdout.readline())
+    watchdog = int(starter.stdout.readline())
     until = time.monotonic() + 60
     while "up" not in (tmp_path / "log").read_text() and time.monotonic() < until:
         time.sleep(0.05)
     made = descendants(starter.pid)
-    assert len(made) == 3  # the guardian, the parent and its child
+    assert len(made) == 3  # the watchdog, the parent and its child
     starter.kill()
     starter.communicate()
     while any(alive(one.pid) for one in made) and time.monotonic() < until:
         time.sleep(0.05)
     assert [one for one in made if alive(one.pid)] == []
-    assert guardian in {pid for pid, _ in made}
+    assert watchdog in {pid for pid, _ in made}
     assert not (tmp_path / "home").exists()
 
 
