@@ -26,7 +26,6 @@ from fedtail.training.class_gradients import ClassGradients
 from fedtail.training.federated_features import (
     Head,
     Matching,
-    feature_gradients,
     match_features,
     new_head,
     train_head,
@@ -83,6 +82,19 @@ def plain_training(features: Tensor, head: Head, seed: int) -> Tensor:
         torch.autograd.backward(functional.cross_entropy(layer(x), y))
         optimizer.step()
     return layer.weight.detach()
+
+
+def feature_gradients(features: Tensor, classes: Tensor, head: Head) -> ClassGradients:
+    """Return the head's gradient of the mean cross-entropy on each class's features (A, m, d)."""
+    given = [t.clone().requires_grad_() for t in head if t is not None]
+    each = [
+        torch.autograd.grad(
+            functional.cross_entropy(functional.linear(s, *given), c.expand(len(s))), given
+        )
+        for s, c in zip(features, classes, strict=True)
+    ]
+    weight, *bias = (torch.stack(rows) for rows in zip(*each, strict=True))
+    return classes, weight, bias[0] if bias else None
 
 
 def measure(steps: int, repeats: int) -> dict[str, float]:

@@ -26,8 +26,8 @@ from rich.table import Table
 from benchmarks.results_file import save
 from fedtail.callbacks import read_records
 from fedtail.engines.flower.processes import descendants
-from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 ENGINES = {
     "embedded": [],
@@ -90,7 +90,7 @@ def largest_memory(pid: int) -> Iterator[list[float]]:
 
     def look() -> None:
         while not stop.wait(0.5):
-            pids = [pid, *(child for child, _ in descendants(pid))]
+            pids = [pid, *(child.pid for child in descendants(pid))]
             seen.append(float(sum(map(proportional, pids))))
 
     thread = threading.Thread(target=look)

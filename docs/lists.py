@@ -7,6 +7,7 @@ fails when one is not what this file makes.
 """
 
 import importlib
+import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import fedtail.methods
+from fedtail.cli.methods import choices
+from fedtail.cli.options import FLAGS, Flag
+from fedtail.config import Component
+from fedtail.experiment import Experiment
 from fedtail.methods.base import Method
+from fedtail.models import ModelSpec
+from fedtail.report.features import SHOWN_SAMPLES
+from fedtail.training import LocalTraining
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -141,6 +149,39 @@ def package() -> str:
     return "\n".join([opening, "", *imports, "", "__all__ = [", *listed, "]", ""])
 
 
+def shown() -> str:
+    """Return what the command line shows of fields and components without loading PyTorch."""
+    fields = Experiment.model_fields
+    named = {name: choices(field.annotation) for name, field in fields.items()}
+    named["model"] = list(ModelSpec.registry)
+    names = {kind: _ours(fields[kind].annotation, known) for kind, known in named.items() if known}
+    helps = {name: _help(flag) for name, flag in FLAGS.items()}
+    content = {"help": helps, "names": names, "samples": SHOWN_SAMPLES}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _help(flag: Flag) -> str:
+    """Return a field's meaning and default, or what the flag itself says of them."""
+    fields = {**LocalTraining.model_fields, **Experiment.model_fields}
+    field = fields.get(flag.path.rpartition(".")[2])
+    said = flag.text or str(field and field.description)
+    default = field and field.default
+    if default is None or default is False or "default" in said:
+        return said
+    shown = default.name if isinstance(default, Component) else default
+    return f"{said} (default {f'{shown:g}' if flag.kind is float else shown})"
+
+
+def _ours(family: Any, names: list[str]) -> list[str]:
+    """Return the names without those of plug-ins that other tests have registered."""
+    registry = getattr(family, "registry", None) or ModelSpec.registry
+    return [
+        name
+        for name in names
+        if name not in registry or registry[name].__module__.startswith("fedtail.")
+    ]
+
+
 def _kind(name: str) -> tuple[bool, bool, str]:
     """Sort as ruff does: constants, classes, functions."""
     return not name.isupper(), name.islower(), name
@@ -150,6 +191,8 @@ def made(path: Path) -> str:
     """Return what a file should hold."""
     if path.suffix == ".py":
         return package()
+    if path.suffix == ".json":
+        return shown()
     text = path.read_text(encoding="utf-8")
     for name, lines in BLOCKS[path.relative_to(ROOT).as_posix()].items():
         begin, end = f"<!-- made by `make lists`: {name} -->\n", "<!-- end -->"
@@ -159,7 +202,11 @@ def made(path: Path) -> str:
     return text
 
 
-FILES = [ROOT / "fedtail" / "methods" / "__init__.py", *(ROOT / page for page in BLOCKS)]
+FILES = [
+    ROOT / "fedtail" / "methods" / "__init__.py",
+    ROOT / "fedtail" / "cli" / "lists.json",
+    *(ROOT / page for page in BLOCKS),
+]
 
 if __name__ == "__main__":
     for file in FILES:

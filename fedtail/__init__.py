@@ -1,140 +1,27 @@
 """fedtail: one good global model from decentralised, non-IID and long-tailed data."""
 
-from fedtail import methods
-from fedtail.callbacks import Callback, Progress
-from fedtail.data.augment import Augment
-from fedtail.data.dataset import Source
-from fedtail.data.longtail import Exponential, NoTail, Step, Tail
-from fedtail.data.partitions import (
-    IID,
-    BalancedDirichlet,
-    CReFFSplit,
-    Dirichlet,
-    Natural,
-    Partition,
-    Pathological,
-    RedGrapeSplit,
-    Shards,
-    TauSampling,
-)
-from fedtail.data.sources import Arrays, Digits, Npz
-from fedtail.data.split import Split, make_split
-from fedtail.errors import FedtailError, RunStopped
-from fedtail.experiment import Experiment
-from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
-from fedtail.loop import run
-from fedtail.losses import (
-    BalancedSoftmax,
-    CrossEntropy,
-    Focal,
-    LADELoss,
-    LDAMLoss,
-    LocalLoss,
-    LogitCalibration,
-    LossContext,
-    PaCoLoss,
-    RestrictedSoftmax,
-    RIDELoss,
-    WeightedCrossEntropy,
-)
-from fedtail.methods import *  # noqa: F403 - all methods; `make lists` writes which
-from fedtail.models import ModelSpec, Output, SplitModel, experts
-from fedtail.privacy.config import Privacy
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
-from fedtail.reduce import Reduced
-from fedtail.result import Result
-from fedtail.training import (
-    BatchSampler,
-    ClassBalanced,
-    ClassPrior,
-    GlobalPrior,
-    LocalPrior,
-    LocalTraining,
-    PrivateProxyPrior,
-    ProxyPrior,
-    ServerAdagrad,
-    ServerAdam,
-    ServerOptimizer,
-    ServerSGD,
-    ServerYogi,
-    Shuffled,
-)
-from fedtail.version import __version__
+from __future__ import annotations
 
-__all__ = [
-    "IID",
-    "Arrays",
-    "Augment",
-    "BalancedDirichlet",
-    "BalancedSoftmax",
-    "BatchSampler",
-    "ByClass",
-    "CReFFSplit",
-    "Callback",
-    "ClassBalanced",
-    "ClassPrior",
-    "Client",
-    "CrossEntropy",
-    "Digits",
-    "Dirichlet",
-    "Exchange",
-    "Experiment",
-    "Exponential",
-    "FedtailError",
-    "First",
-    "Focal",
-    "Form",
-    "GlobalPrior",
-    "LADELoss",
-    "LDAMLoss",
-    "Like",
-    "LocalLoss",
-    "LocalPrior",
-    "LocalTraining",
-    "LogitCalibration",
-    "LossContext",
-    "Mean",
-    "ModelSpec",
-    "Natural",
-    "NoTail",
-    "Npz",
-    "Number",
-    "Output",
-    "PaCoLoss",
-    "Partition",
-    "Pathological",
-    "Payload",
-    "Privacy",
-    "PrivateProxyPrior",
-    "Progress",
-    "ProxyPrior",
-    "RIDELoss",
-    "RedGrapeSplit",
-    "Reduced",
-    "RestrictedSoftmax",
-    "Result",
-    "RunStopped",
-    "Server",
-    "ServerAdagrad",
-    "ServerAdam",
-    "ServerOptimizer",
-    "ServerSGD",
-    "ServerYogi",
-    "Shards",
-    "Shuffled",
-    "Source",
-    "Split",
-    "SplitModel",
-    "Step",
-    "Tail",
-    "Task",
-    "TauSampling",
-    "Total",
-    "Update",
-    "WeightedCrossEntropy",
-    "__version__",
-    "experts",
-    "make_split",
-    "run",
-]
-__all__ += methods.__all__
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedtail.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fedtail.methods import *  # noqa: F403 - mypy does not follow the list in the other
+    from fedtail.public import *  # noqa: F403
+else:
+    # What needs PyTorch, which takes more than a second, is imported when it is first asked for:
+    # not for `fedtail --help`, and not in a process that only needs one part.
+    def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return __dir__()
+        if not name.startswith("_"):
+            public = import_module("fedtail.public")
+            if name in public.__all__:
+                return getattr(public, name)
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *import_module("fedtail.public").__all__]

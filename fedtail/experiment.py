@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,8 +25,6 @@ from fedtail.privacy.config import Privacy
 
 # What a description says in place of fields where it can only name what it was made from.
 MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
-
-ModelLike = ModelSpec | nn.Module | Callable[..., nn.Module]
 
 
 class Experiment(Config):
@@ -105,19 +103,9 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _cohort(self) -> Self:
-        if (
-            self.clients is not None
-            and self.per_round is not None
-            and self.per_round > self.clients
-        ):
-            raise FedtailError(
-                f"per_round = {self.per_round} is more than the {self.clients} clients there are"
-            )
-        cohort = self.per_round or self.clients
-        if cohort is not None and self.min_clients > cohort:
-            raise FedtailError(
-                f"min_clients = {self.min_clients} is more than the {cohort} clients of a round"
-            )
+        known = self.clients or self.per_round
+        if known is not None:
+            self.check_cohort(known)
         return self
 
     @model_validator(mode="after")
@@ -147,6 +135,16 @@ class Experiment(Config):
                 "update; per_round is at least 2"
             )
         return self
+
+    def check_cohort(self, clients: int) -> None:
+        """Refuse a cohort that so many clients cannot fill; the data may say how many there are."""
+        cohort = self.per_round or clients
+        if cohort > clients:
+            raise FedtailError(f"per_round = {cohort} is more than the {clients} clients there are")
+        if self.min_clients > cohort:
+            raise FedtailError(
+                f"min_clients = {self.min_clients} is more than the {cohort} clients of a round"
+            )
 
     @property
     def protected(self) -> str:

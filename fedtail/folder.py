@@ -21,18 +21,17 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedtail.callbacks.jsonl import read_records
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.lock import LOCK
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
 FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}
 """Fields that do not change what a run computes: a resumed run may have others."""
-MOST_CLASSES = 200
+MOST_CONFUSED = 200
 """With more classes no table of confusions is kept."""
-log = logging.getLogger("fedtail")
+logger = logging.getLogger("fedtail")
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class RunFolder:
 
         With very many classes the table would be larger than the model, and it is left out.
         """
-        if len(classes) <= MOST_CLASSES:
+        if len(classes) <= MOST_CONFUSED:
             content = {"classes": list(classes), "confusion": confusion.tolist()}
             write_atomic(self.confusion, json.dumps(content, ensure_ascii=False))
 
@@ -190,7 +189,7 @@ class RunFolder:
         """Return the model of a finished run; one that is not what was written is refused."""
         data = self.model.read_bytes()
         if not self.model_digest.is_file():
-            log.warning("'%s' cannot be checked: '%s' is missing", self.model, self.model_digest)
+            logger.warning("'%s' cannot be checked: '%s' is missing", self.model, self.model_digest)
         elif self.model_digest.read_text(errors="replace").split()[:1] != [_sha256(data)]:
             raise FedtailError(
                 f"'{self.model}' is damaged: its SHA-256 is not that of "
@@ -198,10 +197,6 @@ class RunFolder:
                 f"fedtail run --resume {self.path} writes it again"
             )
         return unpack_tensors(data, str(self.model))
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the rounds so far."""
-        return read_records(self.metrics)
 
 
 def _sha256(data: bytes) -> str:

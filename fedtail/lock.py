@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder
 
@@ -73,7 +75,7 @@ def _refusal(path: Path, file: int) -> str:
         pass  # a file system without locks
     pid, host = _holder(file)
     if not advice:
-        if not pid or (host == socket.gethostname() and not _may_run(pid)):
+        if not pid or (host == socket.gethostname() and not psutil.pid_exists(pid)):
             return ""
         advice = f"if it has ended, remove '{path}'"
     holder = f"process {pid} on {host}" if pid else "another process"
@@ -87,18 +89,6 @@ def _holder(file: int) -> tuple[int, str]:
         return int(named["pid"]), str(named["host"])
     except (ValueError, KeyError, TypeError):
         return 0, ""
-
-
-def _may_run(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # nothing that is here by default can ask
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it is somebody else's
-    return True
 
 
 def _is_at(path: Path, file: int) -> bool:

@@ -15,17 +15,16 @@ from torch import Tensor
 from fedtail.callbacks import (
     Callback,
     Checkpoint,
-    JsonLines,
     Record,
     RunInfo,
     Snapshot,
+    own_callbacks,
     read_records,
     rebuild,
-    trackers,
 )
 from fedtail.engines import Dropped, Embedded, Engine
 from fedtail.engines.runtime import Phase, numerics
-from fedtail.engines.workers import bounded
+from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
@@ -36,7 +35,6 @@ from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
 from fedtail.protocol import Scalar, Server, Task
-from fedtail.report.callback import ReportFile
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 
@@ -86,7 +84,7 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(None if protected is None else protected.client)
-        workers, remarks = bounded(experiment.workers, setting.cohort)
+        workers, remarks = allowed_workers(experiment.workers, setting.cohort)
         engine = Embedded(
             runtime,
             workers,
@@ -102,18 +100,6 @@ def run(
             stack.callback(watcher.close)
         budget = None if protected is None else protected.budget
         return Loop(setting, engine, folder, watchers, budget, remarks).run(resume)
-
-
-def own_callbacks(experiment: Experiment, folder: RunFolder | None) -> list[Callback]:
-    """Return what every run with a folder has, and the trackers that were asked for."""
-    chosen: list[Callback] = [trackers[name]() for name in experiment.track]
-    if folder is not None:
-        chosen += [
-            JsonLines(folder.metrics),
-            Checkpoint(folder.checkpoint, experiment.checkpoint_every),
-            ReportFile(folder.path),
-        ]
-    return chosen
 
 
 @dataclass

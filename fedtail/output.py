@@ -18,7 +18,7 @@ GONE = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO)
 """What writing fails with when the reader, the descriptor or the terminal is no longer there."""
 
 
-class Outlet:
+class SafeStream:
     """A stream that never raises because nobody reads it; otherwise it is the stream itself.
 
     Attributes
@@ -65,25 +65,25 @@ class Outlet:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
-def outlet(stream: TextIO | None) -> TextIO:
-    """Return the stream as an `Outlet`; one that was closed before Python began goes nowhere."""
-    if isinstance(stream, Outlet):
+def safe_stream(stream: TextIO | None) -> TextIO:
+    """Return the stream as a `SafeStream`; one that was closed before Python began goes nowhere."""
+    if isinstance(stream, SafeStream):
         return cast(TextIO, stream)
-    return cast(TextIO, Outlet(_nowhere() if stream is None else stream))
+    return cast(TextIO, SafeStream(_nowhere() if stream is None else stream))
 
 
 def guard_streams() -> None:
-    """Make standard output and standard error of this process outlets."""
+    """Make standard output and standard error of this process safe streams."""
     if sys.stdin is None:  # in this order: the lowest free descriptor is that of the missing stream
         sys.stdin = _nowhere("r")
-    sys.stdout = outlet(sys.stdout)
-    sys.stderr = outlet(sys.stderr)
+    sys.stdout = safe_stream(sys.stdout)
+    sys.stderr = safe_stream(sys.stderr)
 
 
 def unwritten() -> str:
     """Return why some standard output was lost to somebody who wanted it; usually nothing."""
     sys.stdout.flush()
-    return sys.stdout.lost if isinstance(sys.stdout, Outlet) else ""
+    return sys.stdout.lost if isinstance(sys.stdout, SafeStream) else ""
 
 
 def _nowhere(mode: str = "w") -> TextIO:

@@ -18,7 +18,7 @@ from fedtail.errors import FedtailError
 if TYPE_CHECKING:
     from fedtail.config import Registry
 
-GROUP = "fedtail.plugins"
+ENTRY_POINTS = "fedtail.plugins"
 """The group of entry points under which installed packages name their modules."""
 
 
@@ -79,7 +79,7 @@ def find_installed(name: str, known: Container[str]) -> list[str]:
     The entry point of that name comes first, and if it cannot be imported, that is the error: it is
     what was asked for. Of the others a broken one is no reason to stop.
     """
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
         _load_entry(entry)
     return [] if name in known else load_installed()
 
@@ -87,7 +87,7 @@ def find_installed(name: str, known: Container[str]) -> list[str]:
 def load_installed() -> list[str]:
     """Import the plug-ins of all installed packages; return a sentence for each that fails."""
     failed = []
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=ENTRY_POINTS):
         try:
             _load_entry(entry)
         except FedtailError as error:

@@ -14,7 +14,7 @@ from fedtail.errors import FedtailError
 from fedtail.forms import CLASSES, ByClass, First, Form, Mean
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Tensors, Update
 from fedtail.sums import Frames, narrow, wide
-from fedtail.totals import SAMPLES, Head, Key, Sums, Totals
+from fedtail.totals import SAMPLES_NAME, Key, Sums, SumsHeader, Totals
 
 LARGE = 4096
 """Tensors with fewer numbers (biases, statistics) have room for any: three integers each."""
@@ -60,7 +60,7 @@ class Reduced:
     def weighed(self, weights: Sequence[float]) -> Reduced:
         """Return the same updates, which must be there one by one, with other weights."""
         updates = [
-            Update(u.client, replace(u.payload, scalars={**u.payload.scalars, SAMPLES: w}))
+            Update(u.client, replace(u.payload, scalars={**u.payload.scalars, SAMPLES_NAME: w}))
             for u, w in zip(self.each, weights, strict=True)
         ]
         return reduced(updates, self.totals.form)
@@ -96,7 +96,7 @@ class Declaring(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExchangePlan:
     """How the answers to the tasks of one exchange are added up.
 
     Attributes
@@ -118,7 +118,7 @@ class Plan:
     single: bool = False
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], engine: Declaring, single: bool = False) -> Plan:
+    def of(cls, tasks: Sequence[Task], engine: Declaring, single: bool = False) -> ExchangePlan:
         """Return the plan for some tasks."""
         forms: dict[tuple[str, int], Form] = {}
         for task in tasks:
@@ -162,7 +162,9 @@ def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
     """
     sent: Tensors = tasks[0].payload.tensors if tasks else {}
     means = {n: how for n, how in form.how.items() if isinstance(how, Mean)}
-    weight = max(1.0, most) * (SPARE if {how.by for how in means.values()} - {"", SAMPLES} else 1)
+    weight = max(1.0, most) * (
+        SPARE if {how.by for how in means.values()} - {"", SAMPLES_NAME} else 1
+    )
     # One integer for what was sent under the same name.
     large = [n for n in means if n in sent and sent[n].numel() >= LARGE]
     named = {n: narrow(sent[n], len(tasks), weight) for n in large if sent[n].is_floating_point()}
@@ -213,7 +215,7 @@ def received(payload: Payload, form: Form, frames: Frames, most: int, announced:
         How many samples its clients said at the start that they have.
     """
     try:
-        head = Head.of(json.loads(str(payload.scalars["sums"])))
+        head = SumsHeader.of(json.loads(str(payload.scalars["sums"])))
         whole = [payload.tensors[str(number)] for number in range(len(payload.tensors))]
         sums = Sums(form, frames)
         sums.take(head, whole)
@@ -245,7 +247,7 @@ def _bad_pile(sums: Sums, key: Key, most: int, announced: float) -> str:
     expected = {(look.shape, torch.int64 if summed else look.dtype)}
     if kinds != expected or len(pile.whole) != (len(frame.shifts) if summed else 1):
         return f"of {name} in another form"
-    by_samples = isinstance(how, Mean) and how.by == SAMPLES
+    by_samples = isinstance(how, Mean) and how.by == SAMPLES_NAME
     heaviest = announced if by_samples else most * sums.frames.weight
     if not 0 < pile.count <= most or not 0 <= pile.weight <= max(heaviest, most):
         return f"of {name} with a weight of {float(pile.weight):g}"

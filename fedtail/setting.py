@@ -154,17 +154,6 @@ def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     )
 
 
-def check_cohort(experiment: Experiment, clients: int) -> None:
-    """Refuse a cohort that the clients cannot fill; how many there are may come from the data."""
-    cohort = experiment.per_round or clients
-    if cohort > clients:
-        raise FedtailError(f"per_round = {cohort} is more than the {clients} clients there are")
-    if experiment.min_clients > cohort:
-        raise FedtailError(
-            f"min_clients = {experiment.min_clients} is more than the {cohort} clients of a round"
-        )
-
-
 def check_server_data(experiment: Experiment, split: Split) -> None:
     """Refuse a method that needs samples on the server where none could be set aside."""
     if experiment.method.server_data != "none" and not len(split.server):
@@ -179,7 +168,7 @@ def prepare(experiment: Experiment) -> Setting:
     device = choose_device(experiment.device)
     dataset = experiment.data.load()
     split = share_out(experiment, dataset)
-    check_cohort(experiment, len(split.parts))
+    experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)
     spec = experiment.model or experiment.data.model_for(dataset)
     with contained(derive(experiment.seed, "model")):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtail.forms import LARGEST
 
-MOST = 62
+SUM_BITS = 62
 """No sum exceeds 2^62: an integer has 63 bits and a sign."""
 PIECE = 1 << 16
 """How many numbers are added at a time: as many as a processor's cache holds."""
@@ -87,7 +87,7 @@ def wide(addends: int, weight: float) -> Frame:
     weight
         The largest weight.
     """
-    step = MOST - _bits(addends)
+    step = SUM_BITS - _bits(addends)
     first = step - _bits(LARGEST) - _bits(weight)
     return Frame((first, first + step, first + 2 * step), LARGEST)
 
@@ -96,7 +96,7 @@ def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
     """Return the frame of weighted numbers like those sent under the same name."""
     largest = float(sent.abs().max()) if sent.numel() else 0.0
     bits = MARGIN + _bits(largest)
-    return Frame((MOST - bits - _bits(addends) - _bits(weight),), 2.0**bits)
+    return Frame((SUM_BITS - bits - _bits(addends) - _bits(weight),), 2.0**bits)
 
 
 def _bits(largest: float) -> int:

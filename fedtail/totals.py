@@ -15,7 +15,7 @@ from fedtail.forms import CLASSES, ByClass, First, Form, How, Mean, Total
 from fedtail.protocol import Payload, Scalar, Update
 from fedtail.sums import Frames, add, opened, wide, zeros
 
-SAMPLES = "samples"
+SAMPLES_NAME = "samples"
 ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
 """Room for a million updates of up to a million samples, where nobody knows better."""
 Part = Scalar | None
@@ -179,12 +179,12 @@ class Sums:
             for number, whole in enumerate(pile.whole):
                 yield key, number, whole, pile.weight
 
-    def head(self) -> Head:
+    def head(self) -> SumsHeader:
         """Return all but the integers."""
         piles = [(k, p.weight, p.count, len(p.whole)) for k, p in self.piles.items()]
-        return Head(piles, dict(self.scalars))
+        return SumsHeader(piles, dict(self.scalars))
 
-    def take(self, head: Head, integers: Iterable[Tensor], skip: int = 0) -> int:
+    def take(self, head: SumsHeader, integers: Iterable[Tensor], skip: int = 0) -> int:
         """Add a sum that comes piece by piece, and return how many pieces came.
 
         Parameters
@@ -210,7 +210,7 @@ class Sums:
         return came
 
 
-class Head(NamedTuple):
+class SumsHeader(NamedTuple):
     """What a message says of sums, beside their integers: key, weight, count, integers of each."""
 
     piles: list[tuple[Key, Fraction, int, int]]
@@ -222,7 +222,7 @@ class Head(NamedTuple):
         return {"piles": piles, "scalars": {n: str(value) for n, value in self.scalars.items()}}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Head:
+    def of(cls, plain: Mapping[str, Any]) -> SumsHeader:
         """Return what `plain` was made from."""
         piles = [((n, c), Fraction(w), int(k), int(p)) for n, c, w, k, p in plain["piles"]]
         return cls(piles, {str(n): Fraction(value) for n, value in plain["scalars"].items()})
@@ -235,5 +235,5 @@ def summed(how: How) -> bool:
 
 def weight(payload: Payload, how: Mean) -> float:
     """Return p_k, up to a factor; who sends no such number weighs 1."""
-    value = float(payload.scalars.get(how.by or SAMPLES, 1))
+    value = float(payload.scalars.get(how.by or SAMPLES_NAME, 1))
     return value if how.by else float(value > 0)

@@ -13,7 +13,7 @@ import tiny
 import torch
 
 from fedtail import Callback, FedAvg, FedtailError, Payload, RunStopped, run
-from fedtail.callbacks import Progress
+from fedtail.callbacks import Progress, read_records
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.errors import is_wrong_input
 from fedtail.exchange import EMPTY_ROUNDS
@@ -83,7 +83,7 @@ def test_what_a_client_half_raises_is_raised(tmp_path: Path) -> None:
     mended = tiny.experiment(ClientTypo(failing=(), **QUICK))
     with pytest.raises(FedtailError, match="another 'method'"):
         run(mended, out=tmp_path / "run", resume=True)
-    assert len(RunFolder(tmp_path / "run").records()) == 1
+    assert len(read_records(RunFolder(tmp_path / "run").metrics)) == 1
     assert len(resumed.history) == 3
 
 
@@ -205,7 +205,7 @@ def test_a_resumed_run_does_not_forget_its_empty_rounds(tmp_path: Path) -> None:
     for resume in (False, True, True):
         with pytest.raises(RunStopped, match="no valid update in 3 rounds, up to round 4 "):
             run(chosen, out=tmp_path / "run", resume=resume)
-        assert [r["round"] for r in RunFolder(tmp_path / "run").records()] == [1, 2, 3]
+        assert [r["round"] for r in read_records(RunFolder(tmp_path / "run").metrics)] == [1, 2, 3]
     assert not RunFolder(tmp_path / "run").finished
 
 

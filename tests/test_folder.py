@@ -102,13 +102,6 @@ def test_a_model_without_a_digest_is_said(tmp_path: Path, caplog: pytest.LogCapt
     assert "model.safetensors' cannot be checked" in said
 
 
-def test_records_of_a_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert folder.records() == []
-    folder.metrics.write_text('{"round": 1}\n{"round": 2}\n')
-    assert [record["round"] for record in folder.records()] == [1, 2]
-
-
 def test_a_free_folder_is_numbered_if_it_must_be(tmp_path: Path) -> None:
     assert free_folder(tmp_path, "run").path == tmp_path / "run"
     (tmp_path / "run").mkdir()

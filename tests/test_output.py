@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import write_npz
 
-from fedtail.output import Outlet, outlet
+from fedtail.output import SafeStream, safe_stream
 
 slow = pytest.mark.slow
 RUN = "-m fedtail run --data mine.npz --clients 3 --rounds 3 --model mlp --out run"
@@ -61,7 +61,7 @@ def test_a_run_goes_on_when_nobody_listens(
 
 def test_what_nobody_reads_is_dropped_and_the_rest_is_written() -> None:
     stream = closed_pipe()
-    gone = Outlet(stream)
+    gone = SafeStream(stream)
     assert gone.write("x" * 100_000) == 100_000
     gone.flush()
     gone.write("and more")
@@ -72,14 +72,14 @@ def test_what_nobody_reads_is_dropped_and_the_rest_is_written() -> None:
     gone.flush()
     assert not gone.isatty()
     heard = io.StringIO()
-    assert Outlet(heard).write("text") == 4
+    assert SafeStream(heard).write("text") == 4
     assert heard.getvalue() == "text"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_remembered() -> None:
     with Path("/dev/full").open("w") as stream:
-        full = Outlet(stream)
+        full = SafeStream(stream)
         full.write("x")
         full.flush()
         assert full.lost == "No space left on device"
@@ -87,9 +87,9 @@ def test_a_full_disk_is_remembered() -> None:
 
 def test_a_letter_that_cannot_be_written_is_no_closed_stream() -> None:
     with pytest.raises(UnicodeEncodeError):
-        Outlet(io.TextIOWrapper(io.BytesIO(), encoding="ascii")).write("μ")
+        SafeStream(io.TextIOWrapper(io.BytesIO(), encoding="ascii")).write("μ")
 
 
 def test_an_outlet_is_not_wrapped_again() -> None:
-    stream = outlet(io.StringIO())
-    assert outlet(stream) is stream
+    stream = safe_stream(io.StringIO())
+    assert safe_stream(stream) is stream

@@ -16,7 +16,7 @@ from fedtail.forms import SAMPLES, ByClass, First, Form, Like, Mean, Number, Tot
 from fedtail.protocol import Payload, Scalar, Task, Update
 from fedtail.reduce import (
     LARGE,
-    Plan,
+    ExchangePlan,
     Reduced,
     frames_for,
     received,
@@ -172,7 +172,7 @@ class Asked:
 def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     # 2^16 times the largest number sent, but at least 2^16; small tensors are not.
     sent = Payload({"model/w": torch.full((LARGE,), 3.0), "model/b": torch.zeros(1)})
-    plan = Plan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
+    plan = ExchangePlan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
     assert list(plan.frames.named) == ["model/w"]
     assert plan.of_task(Task(0, "train", sent)).tensors["model/w"].high == 2.0**18
     assert plan.of_task(Task(0, "train", sent)).tensors["model/b"].high == 2.0**40

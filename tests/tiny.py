@@ -18,8 +18,8 @@ from fedtail.methods import FedAvg, Method, ModelState
 from fedtail.models import SplitModel
 from fedtail.protocol import Client, Payload, Server, Update
 from fedtail.reduce import Reduced, reduced
+from fedtail.testing.executors import Isolated, global_streams, run_with
 from fedtail.testing.federation import (
-    CLASSES,
     COUNTS,
     IMAGE,
     arrays,
@@ -31,7 +31,9 @@ from fedtail.testing.federation import (
     source,
     unbiased_model,
 )
-from fedtail.testing.hands import Isolated, global_streams, run_with
+from fedtail.testing.federation import (
+    NUM_CLASSES as CLASSES,
+)
 
 __all__ = [
     "CLASSES",

@@ -1,21 +1,14 @@
-"""Everything that watches a run: progress, metrics file and experiment trackers."""
-
-from collections.abc import Callable
+"""Everything that watches a run: progress, metrics file, report and experiment trackers."""
 
 from fedtail.callbacks.base import Callback, Record, RunInfo, Snapshot
 from fedtail.callbacks.checkpoint import Checkpoint
 from fedtail.callbacks.jsonl import JsonLines, read_records, rebuild
 from fedtail.callbacks.mlflow import MLflow
+from fedtail.callbacks.own import own_callbacks, trackers
 from fedtail.callbacks.progress import Progress
+from fedtail.callbacks.report import ReportFile
 from fedtail.callbacks.tensorboard import TensorBoard
 from fedtail.callbacks.wandb import WandB
-
-trackers: dict[str, Callable[[], Callback]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-}
-"""Experiment trackers by the name that switches them on."""
 
 __all__ = [
     "Callback",
@@ -24,10 +17,12 @@ __all__ = [
     "MLflow",
     "Progress",
     "Record",
+    "ReportFile",
     "RunInfo",
     "Snapshot",
     "TensorBoard",
     "WandB",
+    "own_callbacks",
     "read_records",
     "rebuild",
     "trackers",

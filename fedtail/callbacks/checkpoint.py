@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedtail.callbacks.base import Callback, RunInfo, Snapshot
 from fedtail.callbacks.jsonl import json_ready
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.state import flatten, restore
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
-FORMAT = 2
+CHECKPOINT_FORMAT = 2
 KEPT = 2
 """How many checkpoints are kept."""
 WRITERS = 16
@@ -33,7 +33,7 @@ WRITERS = 16
 Entry = dict[str, str]  # {"file": name, "sha256": ...}
 
 
-class Damaged(FedtailError):
+class DamagedCheckpoint(FedtailError):
     """A checkpoint that is not what was written."""
 
 
@@ -86,7 +86,7 @@ class Checkpoint(Callback):
         self._clients |= {c: (new[c], entry) for c, entry in zip(new, entries, strict=True)}
         sync_folder(self.folder)
         manifest = {
-            "format": FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "version": __version__,
             "round": snapshot.round,
             "record": json_ready(snapshot.record),
@@ -109,7 +109,7 @@ class Checkpoint(Callback):
         for at, path in enumerate(manifests):
             try:
                 found = self._restored(kind, path)
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 self.damage.append(str(error))
                 continue
             self._kept = [files for kept in manifests[at : at + KEPT][::-1] for files in _of(kept)]
@@ -137,7 +137,7 @@ class Checkpoint(Callback):
             states = {client: self._read(entry) for client, entry in entries.items()}
             done, record = int(manifest["round"]), dict(manifest["record"])
         except (KeyError, TypeError, AttributeError):
-            raise Damaged(f"the checkpoint '{path}' does not describe this run") from None
+            raise DamagedCheckpoint(f"the checkpoint '{path}' does not describe this run") from None
         self._clients = {client: (states[client], entry) for client, entry in entries.items()}
         return Snapshot(done, state, states, record)
 
@@ -153,7 +153,9 @@ class Checkpoint(Callback):
         except OSError:
             data = None
         if data is None or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise Damaged(f"the checkpoint file '{path}' is missing, truncated or changed")
+            raise DamagedCheckpoint(
+                f"the checkpoint file '{path}' is missing, truncated or changed"
+            )
         return unpack_tensors(data, str(path))
 
     def _tidy(self, named: set[str]) -> None:
@@ -182,14 +184,15 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise Damaged(f"the checkpoint '{path}' is truncated or not JSON")
-    if manifest.get("format") != FORMAT:
+        raise DamagedCheckpoint(f"the checkpoint '{path}' is truncated or not JSON")
+    if manifest.get("format") != CHECKPOINT_FORMAT:
         raise FedtailError(
             f"the checkpoint '{path}' was written by fedtail {manifest.get('version', '?')} in "
-            f"format {manifest.get('format')}; fedtail {__version__} reads format {FORMAT}"
+            f"format {manifest.get('format')}; fedtail {__version__} reads format "
+            f"{CHECKPOINT_FORMAT}"
         )
     if manifest.pop("sha256", None) != _digest(manifest):
-        raise Damaged(f"the checkpoint '{path}' was changed")
+        raise DamagedCheckpoint(f"the checkpoint '{path}' was changed")
     return manifest
 
 

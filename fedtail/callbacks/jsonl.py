@@ -14,7 +14,7 @@ from fedtail.callbacks.base import Callback, Record, RunInfo
 from fedtail.errors import FedtailError, some
 from fedtail.files import append_line, make_folder, write_atomic
 
-log = logging.getLogger("fedtail")
+logger = logging.getLogger("fedtail")
 
 
 class JsonLines(Callback):
@@ -101,5 +101,5 @@ def _lines(path: Path, until: int | None) -> list[tuple[str, dict[str, Any]]]:
         del odd[-1]
     if odd:
         said = "'%s': what is not the record of a round is left out (line %s)"
-        log.warning(said, path, some(odd))
+        logger.warning(said, path, some(odd))
     return found

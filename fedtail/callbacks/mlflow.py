@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
-from fedtail.callbacks.tracking import flatten, recall, remember, require, scalars
+from fedtail.callbacks.tracking import dotted, recall, remember, require, scalars
 from fedtail.errors import FedtailError
 
 _PARAMS_PER_BATCH = 100
@@ -84,7 +84,7 @@ class MLflow(Callback):
         run_id = str(client.create_run(where, run_name=info.name).info.run_id)
         params = [
             self._mlflow.entities.Param(_allowed(name), str(value)[:_PARAM_LENGTH])
-            for name, value in flatten(info.settings).items()
+            for name, value in dotted(info.settings).items()
         ]
         for first in range(0, len(params), _PARAMS_PER_BATCH):
             client.log_batch(run_id, params=params[first : first + _PARAMS_PER_BATCH])

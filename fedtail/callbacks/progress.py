@@ -17,7 +17,7 @@ from fedtail.callbacks.base import Callback, Record, RunInfo
 from fedtail.callbacks.jsonl import read_records
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.traffic import human_bytes
-from fedtail.output import outlet
+from fedtail.output import safe_stream
 
 SHOWN = ("accuracy", "many", "medium", "few")
 """The scores that are shown."""
@@ -54,7 +54,7 @@ class Progress(Callback):
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        stream = outlet(sys.stdout)
+        stream = safe_stream(sys.stdout)
         # Asked of the stream itself: rich takes FORCE_COLOR, common in CI, for a terminal.
         self.console = console or Console(file=stream, force_terminal=stream.isatty())
         self._clock = clock

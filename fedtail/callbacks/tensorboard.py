@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
-from fedtail.callbacks.tracking import LOGGED, flatten, require, scalars
+from fedtail.callbacks.tracking import LOGGED, dotted, require, scalars
 from fedtail.errors import FedtailError
 
 
@@ -39,7 +39,7 @@ class TensorBoard(Callback):
             str(log_dir), purge_step=info.done + 1 if info.done else None
         )
         experiment, start, self._session_end = self._library.summary.hparams(
-            flatten(info.settings), dict.fromkeys(LOGGED, 0.0)
+            dotted(info.settings), dict.fromkeys(LOGGED, 0.0)
         )
         self._writer.file_writer.add_summary(experiment)
         self._writer.file_writer.add_summary(start)

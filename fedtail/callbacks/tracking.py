@@ -42,7 +42,7 @@ def scalars(record: Record) -> dict[str, float]:
     return {key: float(ready[key]) for key in ready if isinstance(ready[key], int | float)}
 
 
-def flatten(settings: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
+def dotted(settings: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
     """Return nested settings under dotted names (``method.loss.tau``); lists become JSON text."""
     return dict(_flat(settings, ""))
 

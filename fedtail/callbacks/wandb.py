@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
-from fedtail.callbacks.tracking import flatten, recall, remember, require, scalars
+from fedtail.callbacks.tracking import dotted, recall, remember, require, scalars
 
 
 class WandB(Callback):
@@ -42,7 +42,7 @@ class WandB(Callback):
         self._run = self._wandb.init(
             project=self.project,
             name=info.name,
-            config=flatten(info.settings),
+            config=dotted(info.settings),
             dir=None if info.folder is None else str(info.folder),
             id=known,
             resume=None if known is None else "allow",

@@ -18,8 +18,8 @@ from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
 from fedtail.cli import split as _split
-from fedtail.cli.data import app as data
-from fedtail.cli.flower import app as flower
+from fedtail.cli.data import data_app
+from fedtail.cli.flower import flower_app
 from fedtail.cli.methods import methods
 from fedtail.errors import FedtailError, RunStopped, is_wrong_input
 from fedtail.output import guard_streams, unwritten
@@ -31,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with: fedtail run",
 )
-app.command(epilog=_run.EXAMPLES)(_run.run)
+app.command("run", epilog=_run.EXAMPLES)(_run.run_command)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_report.EXAMPLES)(_report.report)
@@ -40,8 +40,8 @@ app.command()(methods)
 app.command(epilog=_check.EXAMPLES)(_check.check)
 app.command(epilog=_keys.EXAMPLES)(_keys.keys)
 app.command(name="audit", epilog=_audit.EXAMPLES)(_audit.audit_command)
-app.add_typer(data, name="data")
-app.add_typer(flower, name="flower")
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 
 def _version(asked: bool) -> None:

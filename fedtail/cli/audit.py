@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtail.cli.options import TrustPlugins
-from fedtail.cli.run import reopen
 from fedtail.cli.tables import make_console
 from fedtail.files import write_atomic
-from fedtail.folder import RunFolder
-from fedtail.privacy.audit import Audit, audit
-from fedtail.setting import prepare
+
+if TYPE_CHECKING:
+    from fedtail.privacy.audit import Audit
 
 EXAMPLES = """Examples:
 
@@ -38,6 +37,11 @@ def audit_command(
     run's method sends it, and as it would be encrypted or differentially private. The page is also
     in RUN/audit.md, the numbers in RUN/audit.json.
     """
+    from fedtail.cli.execute import reopen
+    from fedtail.folder import RunFolder
+    from fedtail.privacy.audit import audit
+    from fedtail.setting import prepare
+
     folder = RunFolder(run)
     setting = prepare(reopen(folder, trust_plugins))
     found = audit(folder, setting, epsilon)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtail.cli.options import known
 from fedtail.errors import FedtailError
-from fedtail.experiment import override, parse_overrides
-from fedtail.methods.base import Method
 from fedtail.plugins import load_plugins, registered_by
-from fedtail.testing import CHECKS, Case, outcomes
+
+if TYPE_CHECKING:
+    from fedtail.testing import Case
 
 EXAMPLES = """Examples:
 
@@ -32,7 +33,11 @@ def check(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="check this method; by default all of the plug-in"),
+        typer.Option(
+            metavar="NAME",
+            help="check this method; by default all of the plug-in",
+            autocompletion=known("method"),
+        ),
     ] = None,
     workers: Annotated[
         bool, typer.Option("--workers", help="also with worker processes, which takes seconds")
@@ -43,6 +48,9 @@ def check(
     It is trained for a few seconds on six clients with a class that nobody has, a client with one
     class and one with a single sample.
     """
+    from fedtail.methods import Method
+    from fedtail.testing import Case
+
     plugins = [word for word in words or [] if "=" not in word]
     load_plugins(plugins)
     fields, settings = _overrides([word for word in words or [] if "=" in word])
@@ -55,6 +63,8 @@ def check(
 
 
 def _names(plugins: list[str], asked: list[str]) -> list[str]:
+    from fedtail.methods import Method
+
     found = asked or [name for p in plugins for name in registered_by(p, Method.registry)]
     if not found:
         said = f"plug-in '{plugins[0]}' registers no method" if plugins else "nothing to check"
@@ -64,6 +74,8 @@ def _names(plugins: list[str], asked: list[str]) -> list[str]:
 
 def _overrides(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields of the method, and of the experiment."""
+    from fedtail.experiment import override, parse_overrides
+
     plain: dict[str, Any] = {"method": {}}
     for path, value in parse_overrides(words):
         override(plain, path, value)
@@ -72,6 +84,8 @@ def _overrides(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _checked(case: Case, workers: bool) -> int:
     """Print a line a check, and return how many failed."""
+    from fedtail.testing import CHECKS, outcomes
+
     print(f"{case.method.name} ({case.method.__name__})")
     promises = {check.name: check.promise for check in CHECKS}
     count: dict[str, int] = defaultdict(int)

@@ -5,22 +5,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedtail.cli.describe import apply, described
-from fedtail.cli.options import EXPERIMENT, OUTPUT, Plugins, TrustPlugins, Words, with_flags
+from fedtail.cli.options import (
+    EXPERIMENT,
+    OUTPUT,
+    Plugins,
+    TrustPlugins,
+    Words,
+    known,
+    with_flags,
+)
 from fedtail.cli.results import Line, write_results
-from fedtail.cli.settle import reason, settle
 from fedtail.cli.specs import folder_name, split_spec
 from fedtail.cli.tables import make_console, show_lines
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment, make_experiment, parse_overrides
 from fedtail.files import make_folder
-from fedtail.report.document import leave_report
 from fedtail.signals import ended_by_signals, exit_code
+
+if TYPE_CHECKING:
+    from fedtail.experiment import Experiment
+
+    Plan = dict[str, dict[int, Experiment]]
 
 EXAMPLES = """Examples:
 
@@ -28,8 +37,6 @@ fedtail compare --method fedavg --method fedavg,local.lr=0.1 --seeds 3
 
 fedtail compare a.toml --method fedavg --method fedavg,sampler=class_balanced
 """
-
-Plan = dict[str, dict[int, Experiment]]
 
 
 @with_flags("method", "seed")
@@ -44,6 +51,7 @@ def compare(
             help="a method, perhaps with fields of its own; repeat the flag for more",
             rich_help_panel=EXPERIMENT,
             show_default=False,
+            autocompletion=known("method"),
         ),
     ] = None,
     seeds: Annotated[
@@ -74,6 +82,9 @@ def compare(
     stop the others. The table is also in comparison.json and comparison.csv,
     and report.html shows the runs.
     """
+    from fedtail.cli.describe import described
+    from fedtail.report.document import leave_report
+
     if seeds < 1:
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
     if not methods:
@@ -109,6 +120,9 @@ def make_plan(plain: dict[str, Any], methods: list[str], seeds: int) -> Plan:
 
 def variant(plain: dict[str, Any], spec: str, seed: int) -> Experiment:
     """Return the experiment with another method and seed."""
+    from fedtail.cli.describe import apply
+    from fedtail.experiment import make_experiment, parse_overrides
+
     name, *fields = split_spec(spec)
     changed = {**plain, "seed": seed, "name": f"{spec} seed {seed}"}
     apply(changed, "method", name)
@@ -133,6 +147,8 @@ def folder_for_runs(out: Path) -> Iterator[None]:
 
 def carry_out(plan: Plan, out: Path, console: Console) -> list[Line]:
     """Do what is left of every run; what fails is noted, and the next one is begun."""
+    from fedtail.cli.settle import reason, settle
+
     lines = [
         Line(spec, server_data=next(iter(seeds.values())).server_data)
         for spec, seeds in plan.items()

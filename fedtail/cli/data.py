@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from fedtail.cli.options import known
 from fedtail.cli.tables import make_console
-from fedtail.data.dataset import Dataset
-from fedtail.data.fetch import fetch as fetch_data
-from fedtail.data.public import PublicSource
-from fedtail.data.sources import Npz, Source
 
-app = typer.Typer(help="list, fetch and describe data sets", no_args_is_help=True)
+if TYPE_CHECKING:
+    from fedtail.data.dataset import Dataset, Source
+
+data_app = typer.Typer(help="list, fetch and describe data sets", no_args_is_help=True)
 
 
-@app.command("list")
+@data_app.command("list")
 def list_sources(
     as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
 ) -> None:
     """List every data source, and where it is or how to get it."""
+    from fedtail.data.sources import Source
+
     rows = [_row(name) for name in Source.registry]
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -34,9 +36,14 @@ def list_sources(
         print(_entry(row, names, width))
 
 
-@app.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="a public data set, see `fedtail data list`")],
+@data_app.command("fetch")
+def fetch_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a public data set, see `fedtail data list`", autocompletion=known("data")
+        ),
+    ],
     folder: Annotated[
         Path | None, typer.Option(help="where to put it; default: FEDTAIL_DATA, or a cache")
     ] = None,
@@ -45,14 +52,23 @@ def fetch(
     ] = False,
 ) -> None:
     """Get and verify a public data set."""
+    from fedtail.data.fetch import fetch as fetch_data
+
     print(fetch_data(name, folder, keep_archives=keep_archives))
 
 
-@app.command()
+@data_app.command()
 def info(
-    name: Annotated[str, typer.Argument(help="a data source, or the path of an npz file")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a data source, or the path of an npz file", autocompletion=known("data")
+        ),
+    ],
 ) -> None:
     """Describe a data source and, if its data is here, what is in it."""
+    from fedtail.data.sources import Npz, Source
+
     console = Console(soft_wrap=True, highlight=False)
     if name.endswith(".npz"):
         _describe(Npz(path=name), console)
@@ -71,6 +87,8 @@ def info(
 
 
 def _row(name: str) -> dict[str, str]:
+    from fedtail.data.sources import Source
+
     cls = Source.registry[name]
     about = cls.about
     return {
@@ -113,6 +131,8 @@ def _entry(row: dict[str, str], names: int, width: int) -> str:
 
 
 def _get(cls: type[Source]) -> str:
+    from fedtail.data.public import PublicSource
+
     fetched = issubclass(cls, PublicSource) and cls.archives
     return f"fedtail data fetch {cls.name}" if fetched else cls.advice()
 

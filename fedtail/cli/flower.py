@@ -7,26 +7,33 @@ from typing import Annotated
 
 import typer
 
-from fedtail.engines.flower.new import new_app
+from fedtail.cli.options import known
 
-app = typer.Typer(help="write apps for federations of machines", no_args_is_help=True)
+flower_app = typer.Typer(help="write apps for federations of machines", no_args_is_help=True)
 
 
-@app.callback()
+@flower_app.callback()
 def flower() -> None:
     """Write apps for federations of machines."""
 
 
-@app.command("new")
+@flower_app.command("new")
 def new(
     folder: Annotated[Path, typer.Argument(help="where to; its name becomes the app's")],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="what is trained: see `fedtail methods`")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="what is trained: see `fedtail methods`",
+            autocompletion=known("method"),
+        ),
     ] = "creff",
     publisher: Annotated[
         str, typer.Option(metavar="NAME", help="whom Flower calls the publisher")
     ] = "me",
 ) -> None:
     """Write a Flower app that `flwr run` accepts, offline."""
+    from fedtail.engines.flower.new import new_app
+
     for path in new_app(folder, method, publisher):
         print(path)

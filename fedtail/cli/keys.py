@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedtail.privacy.ckks import PUBLIC, SECRET, make_keys
-
 EXAMPLES = """Examples:
 
 fedtail keys federation-keys
@@ -26,6 +24,8 @@ def keys(
     public file only, with which it adds ciphertexts and reads none. A run without keys makes its
     own, for itself.
     """
+    from fedtail.privacy.ckks import PUBLIC, SECRET, make_keys
+
     make_keys(folder)
     print(f"{folder / SECRET}  for every client, and for nobody else")
     print(f"{folder / PUBLIC}  for the server")

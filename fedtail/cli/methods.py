@@ -5,27 +5,36 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedtail.cli.options import Plugins
+from fedtail.cli.options import Plugins, known
 from fedtail.cli.tables import make_console
-from fedtail.config import Component, Config
-from fedtail.methods import Method
 from fedtail.plugins import load_installed, load_plugins
+
+if TYPE_CHECKING:
+    from fedtail.config import Config
+    from fedtail.methods import Method
 
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="show this method's hyper-parameters", show_default=False)
+        str | None,
+        typer.Argument(
+            help="show this method's hyper-parameters",
+            show_default=False,
+            autocompletion=known("method"),
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
     plugin: Plugins = None,
 ) -> None:
     """List the methods, or show one with its hyper-parameters and their meaning."""
+    from fedtail.methods import Method
+
     load_plugins(plugin or [])
     if name is None:
         for sentence in load_installed():
@@ -62,6 +71,8 @@ def parameters(
     values
         What stands for the defaults, where a part is not the one that its class makes.
     """
+    from fedtail.config import Component, Config
+
     found = []
     for name, field in cls.model_fields.items():
         default = field.default if values is None else getattr(values, name)
@@ -81,6 +92,8 @@ def parameters(
 
 def choices(annotation: Any) -> list[str]:
     """Return what a field may be named, where that is a short list; else nothing."""
+    from fedtail.config import Component
+
     if inspect.isclass(annotation) and issubclass(annotation, Component):
         return list(annotation.registry)
     if get_origin(annotation) is Literal:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedtail.experiment import Experiment
-from fedtail.training import LocalTraining
-
 EXPERIMENT, DATA, TRAINING, RUNNING, OUTPUT = "Experiment", "Data", "Training", "Running", "Output"
 """The groups that `--help` shows, in this order."""
+LISTS = json.loads(Path(__file__).with_name("lists.json").read_text(encoding="utf-8"))
+"""What fields say of themselves: `make lists` writes it, because to ask them takes PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Flag:
     group
         Under which heading the help shows it.
     text
-        The help, where the field's own description is not enough.
+        The help, where the field's own description is not enough; the default is added to both.
     """
 
     path: str
@@ -40,29 +41,15 @@ class Flag:
     group: str
     text: str = ""
 
-    @property
-    def help(self) -> str:
-        """What the help says: the field's meaning and default, unless the flag has its own text."""
-        if self.text:
-            return self.text
-        fields = {**LocalTraining.model_fields, **Experiment.model_fields}
-        field = fields[self.path.rpartition(".")[2]]
-        if field.default is None:
-            return str(field.description)
-        shown = f"{field.default:g}" if self.kind is float else field.default
-        return f"{field.description} (default {shown})"
-
 
 FLAGS = {
-    "method": Flag(
-        "method", str, "NAME", EXPERIMENT, "what is trained: see `fedtail methods` (default fedavg)"
-    ),
+    "method": Flag("method", str, "NAME", EXPERIMENT, "what is trained: see `fedtail methods`"),
     "data": Flag(
         "data",
         str,
         "NAME|FILE.npz",
         DATA,
-        "a source: see `fedtail data list`; or your own .npz file (default digits)",
+        "a source: see `fedtail data list`; or your own .npz file",
     ),
     "model": Flag(
         "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
@@ -82,7 +69,7 @@ FLAGS = {
         str,
         "NAME",
         DATA,
-        "who gets what: dirichlet, iid, natural, shards, ... (default dirichlet)",
+        "who gets what: dirichlet, iid, natural, shards, ...",
     ),
     "alpha": Flag(
         "partition.alpha", float, "ALPHA", DATA, "of dirichlet: small gives clients few classes"
@@ -96,9 +83,7 @@ FLAGS = {
     "seed": Flag("seed", int, "N", EXPERIMENT),
     "workers": Flag("workers", int, "N", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
-    "device": Flag(
-        "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps (default auto)"
-    ),
+    "device": Flag("device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps"),
     "encrypt": Flag(
         "encrypt",
         bool,
@@ -145,6 +130,15 @@ TrustPlugins = Annotated[
         rich_help_panel=EXPERIMENT,
     ),
 ]
+
+
+def known(kind: str) -> Callable[[str], list[str]]:
+    """Return what a shell asks for the names of a kind of thing that begin with some letters."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in LISTS["names"].get(kind, ()) if name.startswith(incomplete)]
+
+    return complete
 
 
 def with_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -196,9 +190,10 @@ def _parameter(name: str) -> inspect.Parameter:
     option = typer.Option(
         f"--{name.replace('_', '-')}",
         metavar=flag.metavar or None,
-        help=flag.help,
+        help=LISTS["help"].get(name),  # a flag that was just written has none yet
         rich_help_panel=flag.group,
         show_default=False,
+        autocompletion=known(name),
     )
     return inspect.Parameter(
         name,

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtail.cli.options import TrustPlugins
-from fedtail.cli.tables import make_console
+from fedtail.cli.options import LISTS, TrustPlugins
+from fedtail.cli.tables import say
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
-from fedtail.report.content import make_content
-from fedtail.report.document import make_page
-from fedtail.report.features import SAMPLES, FeatureView, feature_view, first_finished
-from fedtail.report.figures import write_figures
-from fedtail.report.lines import Line, make_lines
-from fedtail.report.runs import read_runs
-from fedtail.report.serve import HOST, make_server
-from fedtail.report.tables import as_csv, as_latex, features_csv, norms_csv
+
+if TYPE_CHECKING:
+    from fedtail.report import FeatureView, Line
 
 EXAMPLES = """Examples:
 
@@ -66,7 +61,7 @@ def report(
         int | None,
         typer.Option(
             metavar="N",
-            help=f"of --features: how many test samples (default {SAMPLES})",
+            help=f"of --features: how many test samples (default {LISTS['samples']})",
             show_default=False,
         ),
     ] = None,
@@ -103,10 +98,22 @@ def report(
             raise FedtailError("--features is of runs that are finished: leave out --serve")
         show_live(folders, port)
         return
+    from fedtail.report import (
+        as_csv,
+        as_latex,
+        features_csv,
+        make_content,
+        make_lines,
+        make_page,
+        norms_csv,
+        read_runs,
+        write_figures,
+    )
+
     runs = read_runs(folders)
     lines = make_lines(runs)
     views = (
-        look_at(lines, SAMPLES if samples is None else samples, client, trust_plugins)
+        look_at(lines, LISTS["samples"] if samples is None else samples, client, trust_plugins)
         if features
         else {}
     )
@@ -123,22 +130,24 @@ def report(
         write_atomic(path, text)
     drawn = [] if figures is None else write_figures(figures, lines, views, client)
     for path in (*written, *drawn):
-        _say(f"written: {path}")
+        say(f"written: {path}")
 
 
 def look_at(
     lines: list[Line], samples: int, client: int | None, trust: bool
 ) -> dict[str, FeatureView]:
     """Return the features of each line that has a model, and say which are being made."""
+    from fedtail.report import feature_view, first_finished
+
     chosen = {line.label: first_finished(line) for line in lines}
     if not any(chosen.values()):
         raise FedtailError("--features needs a finished run: none of these has a model yet")
     views = {}
     for label, run in chosen.items():
         if run is None:
-            _say(f"no features of {label}: no run of it is finished")
+            say(f"no features of {label}: no run of it is finished")
             continue
-        _say(f"features of {label}: {run.path}")
+        say(f"features of {label}: {run.path}")
         views[label] = feature_view(run, samples=samples, trust_plugins=trust)
         views[label].marks(client)  # refuses a client that is not there, before the next one
     return views
@@ -151,13 +160,15 @@ def beside(path: Path, name: str) -> Path:
 
 def show_live(folders: list[Path], port: int) -> None:
     """Serve until Ctrl-C."""
+    from fedtail.report.serve import HOST, make_server
+
     must_be_there(folders)
     try:
         with make_server(folders, port) as server:
-            _say(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)")
+            say(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)")
             server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
-        _say("stopped")
+        say("stopped")
 
 
 def must_be_there(folders: list[Path]) -> None:
@@ -165,7 +176,3 @@ def must_be_there(folders: list[Path]) -> None:
     missing = next((folder for folder in folders if not folder.is_dir()), None)
     if missing is not None:
         raise FedtailError(f"'{missing}' is not a folder")
-
-
-def _say(line: str) -> None:
-    make_console().print(line, soft_wrap=True, highlight=False, markup=False)

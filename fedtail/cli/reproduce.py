@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,16 +13,16 @@ from rich.table import Table as Grid
 
 from fedtail.cli.compare import folder_for_runs
 from fedtail.cli.options import EXPERIMENT, OUTPUT
-from fedtail.cli.settle import reason, settle
 from fedtail.cli.specs import folder_name
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
-from fedtail.reproduce.compared import Compared, compare_cell
-from fedtail.reproduce.cost import Cost, cost
-from fedtail.reproduce.measures import Finished
-from fedtail.reproduce.recipe import Cell, Scale, Table, load, recipes
-from fedtail.reproduce.results import as_rows, write_results
 from fedtail.signals import ended_by_signals, exit_code
+
+if TYPE_CHECKING:
+    from fedtail.reproduce.compared import Compared
+    from fedtail.reproduce.cost import Cost
+    from fedtail.reproduce.measures import Finished
+    from fedtail.reproduce.recipe import Cell, Scale, Table
 
 EXAMPLES = """Examples:
 
@@ -97,6 +97,9 @@ def reproduce(
     goes on with an interrupted one; a cell that fails does not stop the others.
     The result is also in results.json, results.csv and results.md.
     """
+    from fedtail.reproduce.recipe import load
+    from fedtail.reproduce.results import write_results
+
     console = make_console()
     if list_all or table is None:
         show_list(console, scale)
@@ -163,6 +166,9 @@ def carry_out(
     console: Console,
 ) -> list[Compared]:
     """Do what is left of every cell; what fails is noted, and the next one is begun."""
+    from fedtail.reproduce.compared import compare_cell
+    from fedtail.reproduce.recipe import Cell
+
     lines: list[Compared] = []
     for cell in cells:
         why = table.not_run(cell)
@@ -184,6 +190,9 @@ def run_cell(
     table: Table, cell: Cell, scale: Scale, seeds: int, folder: Path, console: Console
 ) -> tuple[list[Finished], list[str]]:
     """Return the finished runs of a cell, and why others are missing."""
+    from fedtail.cli.settle import reason, settle
+    from fedtail.reproduce.measures import Finished
+
     runs, failures = [], []
     for seed in range(seeds):
         experiment = table.experiment(cell, scale, seed)
@@ -198,6 +207,9 @@ def run_cell(
 
 def show_list(console: Console, scale: Scale) -> None:
     """Print every table with its size and cost."""
+    from fedtail.reproduce.cost import cost
+    from fedtail.reproduce.recipe import load, recipes
+
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for heading in ("table", "what it shows"):
         grid.add_column(heading, overflow="fold")
@@ -213,6 +225,8 @@ def show_list(console: Console, scale: Scale) -> None:
 
 def by_setting(lines: Sequence[Compared]) -> dict[str, list[list[str]]]:
     """Return headings and rows for each data set and setting, without these two columns."""
+    from fedtail.reproduce.results import as_rows
+
     headings, *rows = as_rows(lines)
     groups: dict[str, list[list[str]]] = {}
     for row in rows:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedtail.callbacks import Progress
+from fedtail.callbacks import Progress, read_records
 from fedtail.cli.results import History
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment, make_experiment
@@ -28,12 +28,12 @@ def settle(experiment: Experiment, path: Path, console: Console) -> History:
     started = folder.experiment.exists()
     if started and not same(make_experiment(load_experiment(folder.experiment)), experiment):
         raise FedtailError("its folder holds a run with other settings; choose another --out")
-    records = folder.records() if folder.finished else []
+    records = read_records(folder.metrics) if folder.finished else []
     if records:
         console.print(f"{experiment.title}: done already", markup=False, highlight=False)
     else:
         run(experiment, out=path, resume=started, callbacks=[Progress(console)])
-        records = folder.records()
+        records = read_records(folder.metrics)
     return records
 
 

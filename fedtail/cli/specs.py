@@ -30,9 +30,14 @@ def split_spec(spec: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def folder_name(spec: str, seed: int) -> str:
-    """Return a name for the run's folder that is safe in any file system."""
-    safe = "".join(c if c.isalnum() or c in "-._=" else "-" for c in spec)
+def safe_name(text: str) -> str:
+    """Return a name for a folder that is safe in any file system."""
+    safe = "".join(c if c.isalnum() or c in "-._=" else "-" for c in text)
     if len(safe) > LONGEST:
-        safe = f"{safe[:LONGEST]}-{hashlib.sha256(spec.encode()).hexdigest()[:8]}"
-    return f"{safe}-seed{seed}"
+        safe = f"{safe[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return safe
+
+
+def folder_name(spec: str, seed: int) -> str:
+    """Return the name of a run's folder among those of other methods and seeds."""
+    return f"{safe_name(spec)}-seed{seed}"

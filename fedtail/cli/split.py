@@ -7,12 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, Plugins, TrustPlugins, Words, with_flags
-from fedtail.cli.tables import make_console
-from fedtail.data.plot import draw, terminal
+from fedtail.cli.tables import make_console, say
 from fedtail.files import write_atomic
-from fedtail.setting import share_out
 
 EXAMPLES = """Examples:
 
@@ -67,11 +64,15 @@ def split(
 
     Nothing is trained. The same flags given to `fedtail run` train on this split.
     """
+    from fedtail.cli.describe import experiment_from
+    from fedtail.data.plot import draw_split, terminal
+    from fedtail.setting import share_out
+
     experiment = experiment_from(words, flags, plugin, trust_plugins)
     dataset = experiment.data.load()
     made = share_out(experiment, dataset)
     if png is not None:
-        draw(made, png, dataset.classes)
+        draw_split(made, png, dataset.classes)
     if save is not None:
         write_atomic(save, made.to_json())
     console = make_console()
@@ -81,4 +82,4 @@ def split(
         console.print(line, highlight=False)
     for path in (png, save):
         if path is not None:
-            console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
+            say(f"written: {path}")

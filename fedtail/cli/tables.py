@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtail.cli.results import SCORES, History, Line
-from fedtail.metrics import human_bytes
 
 NARROWEST = 64
 """A terminal with fewer columns wraps the lines; the numbers are still whole."""
@@ -24,6 +23,11 @@ def make_console() -> Console:
     console = Console(force_terminal=sys.stdout.isatty())
     console.width = max(console.width, NARROWEST)
     return console
+
+
+def say(line: str) -> None:
+    """Print a line as it is, however wide the terminal is: a path in it can be copied."""
+    make_console().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def show_run(console: Console, title: str, history: History, server_data: str = "") -> None:
@@ -66,6 +70,8 @@ def _name(line: Line) -> Text:
 
 
 def _cells(line: Line, between: str) -> list[str]:
+    from fedtail.metrics import human_bytes
+
     if not line.histories:
         return ["failed"]
     cells = [_percent(line.score(key), between) for key in SCORES]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 CHANGES = ("colour", "crop", "cutout", "flip", "scale", "rotate")
-SCALE, DEGREES, CROP, CUTOUT = 1.2, 15.0, 0.125, 0.5
+LARGEST_SCALE, DEGREES, CROP, CUTOUT = 1.2, 15.0, 0.125, 0.5
 BRIGHTNESS, SATURATION, CONTRAST = 1.0, 2.0, 0.5
 
 
@@ -35,8 +35,8 @@ def one_change(x: Tensor, generator: torch.Generator, change: str | None = None)
     if change == "crop":
         return _affine(x, 1, 0, 0, 1, _shift(u, x.shape[-1]), _shift(v, x.shape[-2]))
     if change == "scale":
-        low = 1 / SCALE
-        return _affine(x, low + u * (SCALE - low), 0, 0, low + v * (SCALE - low))
+        low = 1 / LARGEST_SCALE
+        return _affine(x, low + u * (LARGEST_SCALE - low), 0, 0, low + v * (LARGEST_SCALE - low))
     angle = math.radians((2 * u - 1) * DEGREES)
     return _affine(x, math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle))
 

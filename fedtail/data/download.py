@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pooch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from fedtail.data.public import Archive, has_hash
+from fedtail.data.public import Archive, file_hash, has_hash
 from fedtail.errors import FedtailError
 
 TIMEOUT = 10.0
-BLOCK = 1 << 18
+READ_BYTES = 1 << 18
 Advance = Callable[[int, int], None]
 """Called with the bytes there are and the bytes there will be (0 if unknown)."""
 
@@ -47,7 +46,7 @@ def download(archive: Archive, folder: Path, console: Console, timeout: float = 
 def verify(path: Path, expected: str, what: str) -> None:
     """Refuse a file with a wrong hash; that file alone is deleted."""
     algorithm, digest = expected.split(":")
-    got = pooch.file_hash(str(path), alg=algorithm)
+    got = file_hash(path, algorithm)
     if got != digest:
         path.unlink()
         raise FedtailError(
@@ -82,7 +81,7 @@ def _copy(
 ) -> int:
     part.parent.mkdir(parents=True, exist_ok=True)
     with part.open(mode) as out:
-        while block := response.read(BLOCK):
+        while block := response.read(READ_BYTES):
             out.write(block)
             at += len(block)
             advance(at, total)

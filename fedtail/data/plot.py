@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedtail.data.split import Split
 
 MANY_CLIENTS = 50
-SHOWN = 25
+SHOWN_ROWS = 25
 MANY_CLASSES = 20
 RANGES = 10
 BLOCKS = " ░▒▓█"
-COLOURS = ("grey37", "blue", "cyan", "green", "yellow", "red")
+TERMINAL_COLOURS = ("grey37", "blue", "cyan", "green", "yellow", "red")
 
 
 def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table:
@@ -80,17 +80,17 @@ def terminal(split: Split, width: int = 60) -> Text:
         for n in ranges[k].tolist():
             level = np.log1p(n) / top
             block = BLOCKS[int(np.ceil(level * (len(BLOCKS) - 1)))]
-            colour = COLOURS[int(np.ceil(level * (len(COLOURS) - 1)))]
+            colour = TERMINAL_COLOURS[int(np.ceil(level * (len(TERMINAL_COLOURS) - 1)))]
             text.append(block * repeat, style=colour)
         text.append(f" {split.statistics.sizes[k]}\n")
     if _shown(len(split)) < len(split):
-        text.append(f"       ... and {len(split) - SHOWN} more clients\n")
+        text.append(f"       ... and {len(split) - SHOWN_ROWS} more clients\n")
     first, last = 0, split.num_classes - 1
     text.append(f"       classes {first} to {last}, left to right; 1 to {ranges.max()} samples")
     return text
 
 
-def draw(split: Split, path: Path | str, class_names: Sequence[str] | None = None) -> None:
+def draw_split(split: Split, path: Path | str, class_names: Sequence[str] | None = None) -> None:
     """Write a figure: clients x classes as a heat map, and the class counts as bars above it."""
     # Imported here: matplotlib is slow to load and most runs draw nothing.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -132,7 +132,7 @@ def _rendered(figure: Figure, kind: str) -> bytes:
 
 
 def _shown(clients: int) -> int:
-    return clients if clients <= MANY_CLIENTS else SHOWN
+    return clients if clients <= MANY_CLIENTS else SHOWN_ROWS
 
 
 def _edges(classes: int, limit: int, ranges: int) -> np.ndarray:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import pooch
+import platformdirs
 
 from fedtail.data.dataset import Dataset, Source
 from fedtail.data.formats.npz import read_npz
@@ -50,7 +51,7 @@ class Package:
 def data_folder() -> Path:
     """Return the folder of data sets: `FEDTAIL_DATA`, or the user's cache."""
     named = os.environ.get("FEDTAIL_DATA")
-    return Path(named).expanduser() if named else Path(pooch.os_cache("fedtail"))
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("fedtail"))
 
 
 class PublicSource(Source):
@@ -141,4 +142,10 @@ def _place(archive: Archive, folder: Path, name: str) -> Path | None:
 def has_hash(path: Path, expected: str) -> bool:
     """Return whether a file has the hash "algorithm:digest"."""
     algorithm, digest = expected.split(":")
-    return bool(pooch.file_hash(str(path), alg=algorithm) == digest)
+    return file_hash(path, algorithm) == digest
+
+
+def file_hash(path: Path, algorithm: str) -> str:
+    """Return a file's digest, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

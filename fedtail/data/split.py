@@ -27,12 +27,12 @@ from fedtail.data.statistics import Statistics, class_table, statistics
 from fedtail.errors import FedtailError, sentence
 from fedtail.rng import numpy_generator
 
-FORMAT = 1
+SPLIT_FORMAT = 1
 TABLE_CELLS = 1_000_000
 """Beyond this many clients times classes the file leaves the table out: it can be rebuilt."""
 
 
-class Recipe(Config):
+class SplitRecipe(Config):
     """Everything but the labels that determines a split."""
 
     tail: Tail = Field(description="how many samples of each class are kept")
@@ -66,7 +66,7 @@ class Split:
         Positions that the server holds, ascending; no client has them.
     """
 
-    recipe: Recipe
+    recipe: SplitRecipe
     labels: np.ndarray = field(repr=False)
     num_classes: int
     kept: np.ndarray = field(repr=False)
@@ -99,7 +99,7 @@ class Split:
         """Return the recipe, what came out of it, and the digest, as JSON text."""
         rows = self.counts.tolist() if len(self) * self.num_classes <= TABLE_CELLS else None
         content = {
-            "format": FORMAT,
+            "format": SPLIT_FORMAT,
             "recipe": self.recipe.describe(),
             "digest": self.digest,
             "statistics": self.statistics.describe(),
@@ -117,7 +117,7 @@ class Split:
         """Rebuild a split from its file and the same labels, and check that it is the same one."""
         content = _read(text)
         try:
-            recipe = Recipe.inside(content["recipe"])
+            recipe = SplitRecipe.inside(content["recipe"])
         except ValidationError as error:
             raise FedtailError(sentence(error, "recipe")) from error
         split = from_recipe(recipe, labels, num_classes, owner)
@@ -167,7 +167,7 @@ def make_split(
         How many samples of each class the server is to hold. They come from those the tail dropped;
         where these are too few, from those the clients would get, but never more than half.
     """
-    recipe = Recipe(
+    recipe = SplitRecipe(
         tail=tail,
         partition=partition,
         clients=clients,
@@ -178,7 +178,7 @@ def make_split(
 
 
 def from_recipe(
-    recipe: Recipe, labels: np.ndarray, num_classes: int, owner: np.ndarray | None = None
+    recipe: SplitRecipe, labels: np.ndarray, num_classes: int, owner: np.ndarray | None = None
 ) -> Split:
     """Make the split that a recipe describes."""
     y = checked_labels(labels, num_classes, "split").numpy()
@@ -194,7 +194,7 @@ def from_recipe(
     return Split(recipe, y, num_classes, kept, [kept[part] for part in parts], server)
 
 
-def _server_positions(whole: Labels, kept: np.ndarray, recipe: Recipe) -> np.ndarray:
+def _server_positions(whole: Labels, kept: np.ndarray, recipe: SplitRecipe) -> np.ndarray:
     chosen = [np.empty(0, dtype=np.int64)]
     if recipe.server_per_class:
         rng = numpy_generator(recipe.seed, "server-split")
@@ -217,8 +217,9 @@ def _read(text: str) -> dict[str, Any]:
         raise FedtailError(f"the split file is not JSON: {error}") from error
     if not isinstance(content, dict) or not {"format", "recipe", "digest"} <= content.keys():
         raise FedtailError("the split file needs 'format', 'recipe' and 'digest'")
-    if content["format"] != FORMAT:
+    if content["format"] != SPLIT_FORMAT:
         raise FedtailError(
-            f"the split file has format {content['format']!r}; this version reads format {FORMAT}"
+            f"the split file has format {content['format']!r}; this version reads format "
+            f"{SPLIT_FORMAT}"
         )
     return content

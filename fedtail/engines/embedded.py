@@ -16,7 +16,7 @@ from fedtail.engines.runtime import Clock, Phase, Runtime
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
-from fedtail.reduce import Plan, Reduced
+from fedtail.reduce import ExchangePlan, Reduced
 from fedtail.totals import Sums
 
 
@@ -69,7 +69,7 @@ class Embedded:
             self.begin(round, "training")
         side = self.server_side if tasks and self._phase != "test" else None
         sent = tasks if side is None else side.begin(tasks, self, self._phase)
-        plan = Plan.of(sent, self, single)
+        plan = ExchangePlan.of(sent, self, single)
         answers = Answers(self, plan, Sums(plan.form, plan.frames))
         for wave in self._waves(sent, round, rounds):
             answers.collect(wave)
@@ -129,7 +129,7 @@ class Answers:
     """What comes back in one exchange."""
 
     engine: Embedded
-    plan: Plan
+    plan: ExchangePlan
     total: Sums
     each: list[Update] = field(default_factory=list)
     clients: list[ClientId] = field(default_factory=list)

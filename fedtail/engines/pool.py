@@ -29,13 +29,14 @@ from torch.multiprocessing import get_context
 
 from fedtail.engines.executor import Done, Job, add_up, attempt
 from fedtail.engines.runtime import Clock, Runtime, numerics
-from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.engines.wire import pack, unpack
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.protocol import Payload, Task, Tensors
 from fedtail.reduce import union, within_frames
 from fedtail.sums import Frames
+from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.totals import Sums
 
 logger = logging.getLogger("fedtail")
@@ -44,9 +45,9 @@ RESTARTS = 1
 """How many workers of a run are started again; if one more dies, more would."""
 LEAVE = 5.0
 """Seconds that workers have to end by themselves."""
-BLOCKS = 4
+BLOCKS_EACH = 4
 """How many blocks of a wave a worker does: more level out slow clients, fewer carry fewer sums."""
-CHUNK = 1 << 23
+PIPE_BYTES = 1 << 23
 """Bytes that go through a pipe at a time: whoever receives them makes a copy."""
 
 
@@ -104,7 +105,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Assignment:
     """An order that a worker is doing, its place among all, and until when it may take."""
 
     number: int
@@ -158,7 +159,9 @@ class Pool:
         new: list[Worker] = []
         for _ in range(count):
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=serve, args=(theirs, *self._told), daemon=True)
+            process = self._context.Process(
+                target=work_orders, args=(theirs, *self._told), daemon=True
+            )
             process.start()
             theirs.close()
             new.append(Worker(process, ours))
@@ -203,7 +206,7 @@ class Pool:
 
     def _blocks(self, jobs: Sequence[Job], added: bool) -> Iterator[list[Job]]:
         """Cut jobs into blocks of one broadcast; answers that stay apart come one by one."""
-        size = math.ceil(len(jobs) / (BLOCKS * len(self._workers))) if added else 1
+        size = math.ceil(len(jobs) / (BLOCKS_EACH * len(self._workers))) if added else 1
         for _, same in groupby(jobs, key=lambda job: id(job.task.payload)):
             some = list(same)
             yield from (some[start : start + size] for start in range(0, len(some), size))
@@ -240,7 +243,7 @@ class Pool:
     def _distribute(self, orders: Sequence[Order], total: Sums | None = None) -> list[Any]:
         waiting = deque(enumerate(orders))
         free = list(self._workers)
-        busy: dict[Any, Errand] = {}
+        busy: dict[Any, Assignment] = {}
         answers: list[Any] = [None] * len(orders)
         came = [0] * len(orders)  # of a sum, how many of its pieces are in the total
         while waiting or busy:
@@ -249,27 +252,27 @@ class Pool:
                 worker = free.pop()
                 self._send(worker, order)
                 until = time.monotonic() + self.seconds * order.jobs
-                busy[worker.pipe] = Errand(number, order, worker, until)
-            for errand in self._over(busy):
-                del busy[errand.worker.pipe]
-                number = errand.number
+                busy[worker.pipe] = Assignment(number, order, worker, until)
+            for assignment in self._over(busy):
+                del busy[assignment.worker.pipe]
+                number = assignment.number
                 try:
-                    answer = errand.worker.pipe.recv()
+                    answer = assignment.worker.pipe.recv()
                     failed = _failure(answer)
-                    if failed is not None and not (self.drop and errand.order.kind == "task"):
+                    if failed is not None and not (self.drop and assignment.order.kind == "task"):
                         raise failed.error()
-                    if total is not None and errand.order.jobs > 1:
+                    if total is not None and assignment.order.jobs > 1:
                         answer, head, shapes = answer
-                        pieces = _incoming(errand.worker.pipe, shapes)
+                        pieces = _incoming(assignment.worker.pipe, shapes)
                         came[number] = total.take(head, pieces, came[number])
                         if came[number] < len(shapes):
                             raise EOFError
                 except (EOFError, OSError):
-                    free.append(self._replace(errand))
-                    waiting.appendleft((number, errand.order))
+                    free.append(self._replace(assignment))
+                    waiting.appendleft((number, assignment.order))
                     continue
                 answers[number] = answer
-                free.append(errand.worker)
+                free.append(assignment.worker)
         return answers
 
     def _send(self, worker: Worker, order: Order) -> None:
@@ -278,9 +281,9 @@ class Pool:
         with contextlib.suppress(ConnectionError):  # as above
             worker.pipe.send((order.kind, data, order.rest))
 
-    def _over(self, busy: Mapping[Any, Errand]) -> list[Errand]:
-        """Wait for an answer or a death, at most until the first errand has taken too long."""
-        first = min(errand.until for errand in busy.values())
+    def _over(self, busy: Mapping[Any, Assignment]) -> list[Assignment]:
+        """Wait for an answer or a death, at most until the first assignment has taken too long."""
+        first = min(assignment.until for assignment in busy.values())
         ready = wait(list(busy), None if first == math.inf else max(0.0, first - time.monotonic()))
         late = [pipe for pipe, e in busy.items() if e.until <= time.monotonic()]
         for pipe in late:
@@ -288,13 +291,13 @@ class Pool:
                 busy[pipe].worker.process.kill()
         return [busy[pipe] for pipe in {*ready, *late}]
 
-    def _replace(self, errand: Errand) -> Worker:
+    def _replace(self, assignment: Assignment) -> Worker:
         """Start a worker in the place of one that died, or stop the run."""
-        dead = errand.worker
-        late = time.monotonic() >= errand.until
+        dead = assignment.worker
+        late = time.monotonic() >= assignment.until
         ended = _ended(dead)
         why = f"took longer than task_seconds = {self.seconds:g}" if late else ended
-        what = f"a worker process {why}: {errand.order.what}"
+        what = f"a worker process {why}: {assignment.order.what}"
         if self._restarts == RESTARTS:
             raise RunStopped(f"{what}; one was started again before")
         self._restarts += 1
@@ -328,7 +331,7 @@ def _ended(worker: Worker) -> str:
     return f"ended with exit code {code} (-9 often means that memory ran out: use fewer --workers)"
 
 
-def serve(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:
+def work_orders(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:
     """Run in the worker process: take orders until the pipe is closed."""
     try:
         runtime = _arrive(pipe, plugins)
@@ -431,8 +434,8 @@ def _incoming(pipe: Connection, shapes: Sequence[tuple[Any, torch.dtype]]) -> It
 
 
 def _chunks(piece: Tensor) -> Sequence[Tensor]:
-    """Return views of a tensor's bytes, none larger than `CHUNK`."""
-    return torch.split(piece.reshape(-1).view(torch.uint8), CHUNK) if piece.numel() else ()
+    """Return views of a tensor's bytes, none larger than `PIPE_BYTES`."""
+    return torch.split(piece.reshape(-1).view(torch.uint8), PIPE_BYTES) if piece.numel() else ()
 
 
 def _failure(answer: Any) -> Failure | None:

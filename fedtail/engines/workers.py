@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-FLOOR = 2
+FEWEST_WORKERS = 2
 """Two workers are allowed on one core too: what is tried with a pool is then one everywhere."""
 
 
@@ -15,7 +15,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def bounded(workers: int, clients: int) -> tuple[int, list[str]]:
+def allowed_workers(workers: int, clients: int) -> tuple[int, list[str]]:
     """Return how many workers to start, and a sentence if these are fewer than asked for.
 
     Parameters
@@ -26,7 +26,7 @@ def bounded(workers: int, clients: int) -> tuple[int, list[str]]:
         How many clients a round has: more workers than that would have nothing to do.
     """
     cores = usable_cores()
-    most = min(clients, max(cores, FLOOR))
+    most = min(clients, max(cores, FEWEST_WORKERS))
     if workers <= most:
         return workers, []
     return most, [

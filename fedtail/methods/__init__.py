@@ -2,31 +2,24 @@
 
 from fedtail.methods.balancefl import BalanceFL
 from fedtail.methods.base import Method, action
-from fedtail.methods.bsm import BSM
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.climb import CLIMB
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
 from fedtail.methods.crt_ib import CRTIB
-from fedtail.methods.fed_focal import FedFocal
-from fedtail.methods.fedadagrad import FedAdagrad
-from fedtail.methods.fedadam import FedAdam
 from fedtail.methods.fedalign import FedAlign
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
-from fedtail.methods.fedavgm import FedAvgM
 from fedtail.methods.fedbe import FedBE
 from fedtail.methods.feddf import FedDF
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fednova import FedNova
 from fedtail.methods.fedprox import FedProx
-from fedtail.methods.fedrs import FedRS
-from fedtail.methods.fedyogi import FedYogi
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.ifca import IFCA
-from fedtail.methods.lade import LADE
 from fedtail.methods.ldam import LDAM
+from fedtail.methods.local_losses import BSM, LADE, FedFocal, FedRS
 from fedtail.methods.local_only import LocalOnly
 from fedtail.methods.paco import PaCo
 from fedtail.methods.per_fedavg import PerFedAvg
@@ -34,6 +27,7 @@ from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.ride import RIDE
 from fedtail.methods.scaffold import Scaffold
+from fedtail.methods.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [

@@ -26,7 +26,7 @@ from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
-from fedtail.training.moments import class_sums, draw, pooled
+from fedtail.training.moments import class_sums, pooled, sample_features
 
 
 @Method.register("ccvr")
@@ -66,7 +66,7 @@ class CCVR(FedAvg[ModelState]):
         question = Payload(grouped("model", s.model))
         found = yield [Task(client, "moments", question) for client in server.clients]
         told = pooled(found["moments"])
-        features = draw(told, self.samples, server.generator("virtual features"))
+        features = sample_features(told, self.samples, server.generator("virtual features"))
         head = train_head(
             unnamed(s.model, server.model).to(server.device),
             features.to(server.device),

@@ -86,7 +86,7 @@ class FedDF(FedAvg[ModelState]):
             order = torch.randperm(len(x), generator=server.generator("held out")).to(x.device)
             kept, aside = order.tensor_split([max(1, round((1 - self.held_out) * len(x)))])
             aside = aside if len(aside) else kept
-            watch = Watch(server, x[aside], target[aside], t, self.patience)
+            watch = EarlyStopping(server, x[aside], target[aside], t, self.patience)
             part = x[kept], target[kept]
             distil(server, *part, training, temperature=t, cosine=True, after_step=watch)
             server.log("distil_steps", watch.steps)
@@ -103,7 +103,7 @@ class FedDF(FedAvg[ModelState]):
         return super().train_form(task, model, classes).singly(TEACHERS)
 
 
-class Watch:
+class EarlyStopping:
     """Stops distillation when what is held out no longer gains, and keeps the best student.
 
     Parameters

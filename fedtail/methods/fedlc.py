@@ -74,7 +74,7 @@ class FedLC(FedAvg[ModelState]):
         """Average, and log the deviation if it was measured."""
         if self.deviation:
             server.log("absent_push", found.total("absent_push") / found.total("samples"))
-            for side in SIDES:
+            for side in DEVIATION_SIDES:
                 classes = found.total(side)
                 if classes:
                     server.log(f"deviation_{side}", math.exp(found.total(f"{side}_log") / classes))
@@ -85,8 +85,8 @@ class FedLC(FedAvg[ModelState]):
         whole = super().train_form(task, model, classes)
         if not self.deviation:
             return whole
-        sums = {f"{side}_log": Number() for side in SIDES}
-        return whole.numbers(absent_push=Number(), **dict.fromkeys(SIDES, COUNT), **sums)
+        sums = {f"{side}_log": Number() for side in DEVIATION_SIDES}
+        return whole.numbers(absent_push=Number(), **dict.fromkeys(DEVIATION_SIDES, COUNT), **sums)
 
     def prepare(self, run: LocalRun) -> dict[str, float]:
         """Measure the deviation at the received model, if asked to."""
@@ -116,7 +116,7 @@ class FedLC(FedAvg[ModelState]):
         return replace(payload, scalars={**payload.scalars, **run.aux})
 
 
-SIDES = ("minority", "majority")
+DEVIATION_SIDES = ("minority", "majority")
 
 
 def summary(found: Deviation, run: LocalRun) -> dict[str, float]:
@@ -129,7 +129,7 @@ def summary(found: Deviation, run: LocalRun) -> dict[str, float]:
     measured = (found.value > 0) & found.value.isfinite()
     rare = counts < counts.mean()
     sums: dict[str, float] = {"absent_push": found.absent * len(run.client.data)}
-    for side, classes in zip(SIDES, (rare & measured, ~rare & measured), strict=True):
+    for side, classes in zip(DEVIATION_SIDES, (rare & measured, ~rare & measured), strict=True):
         sums[side] = int(classes.sum())
         sums[f"{side}_log"] = float(found.value[classes].log().sum())
     return sums

@@ -135,7 +135,7 @@ class GBME(FedAvg[GBMEState]):
             likeness = similarity(counts, counts.sum(dim=0))
         chance = torch.rand(len(server.clients), generator=server.generator("groups"))
         order = chance if self.grouping == "random" else likeness
-        groups = cut(order, server.clients, self.experts)
+        groups = cut_into_groups(order, server.clients, self.experts)
         for i, group in enumerate(groups):
             members = set(group)
             inside = [float(likeness[k]) for k, c in enumerate(server.clients) if c in members]
@@ -256,7 +256,9 @@ def similarity(vectors: Tensor, whole: Tensor) -> Tensor:
     return torch.where(vectors.abs().sum(dim=1) > 0, cosine, -1.0)
 
 
-def cut(likeness: Tensor, clients: Sequence[ClientId], count: int) -> list[list[ClientId]]:
+def cut_into_groups(
+    likeness: Tensor, clients: Sequence[ClientId], count: int
+) -> list[list[ClientId]]:
     """Sort clients by falling likeness and cut them into groups of neighbours.
 
     Group i is the slice from ⌊K i / M⌋ to ⌊K (i + 1) / M⌋; clients that are alike stay in order.

@@ -31,7 +31,7 @@ from fedtail.training.distillation import distil, held
 
 NO_OTHER = 10.0
 """R of a class beside which no other changes anything (code)."""
-MOST = 5000.0
+LARGEST_RATIO = 5000.0
 """The largest R (code)."""
 NEARLY = 0.8
 """Another class that changes by more than this share of the largest change is as good (code)."""
@@ -102,7 +102,7 @@ class RatioLoss(FedAvg[RatioState]):
 
     def ratios(self, server: Server) -> Tensor:
         """Return R of every class at the resident model."""
-        samples = by_class(held(server), self.per_class)
+        samples = server_samples_by_class(held(server), self.per_class)
         if self.estimate == "gradient":
             return self.gradient_ratios(samples, server)
         return change_ratios(self.changes(samples, server), server.num_classes)
@@ -138,7 +138,7 @@ class RatioLoss(FedAvg[RatioState]):
             known = others != 0
             if bool(known.any()):
                 r[c] = ((len(classes) - 1) * own[known] / others[known]).mean().abs()
-        return r.clamp(max=MOST)
+        return r.clamp(max=LARGEST_RATIO)
 
     # Client half
 
@@ -149,7 +149,7 @@ class RatioLoss(FedAvg[RatioState]):
             run.context = replace(run.context, weights=weights.to(run.client.device))
 
 
-def by_class(data: ServerData, most: int) -> dict[int, Tensor]:
+def server_samples_by_class(data: ServerData, most: int) -> dict[int, Tensor]:
     """Return the first samples of each class that the server holds."""
     return {int(c): data.x[data.y == c][:most] for c in torch.unique(data.y)}
 
@@ -171,4 +171,4 @@ def change_ratios(changes: Mapping[int, Tensor], num_classes: int) -> Tensor:
         others = delta[torch.arange(len(classes)) != row][:, mine].sum() / max(1, len(classes) - 1)
         if others != 0:
             r[c] = delta[row][mine].sum().abs() / others.abs()
-    return r.clamp(max=MOST).float()
+    return r.clamp(max=LARGEST_RATIO).float()

@@ -26,7 +26,7 @@ from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule
-from fedtail.training.balanced import Statistics, balanced_set, constant_features
+from fedtail.training.balanced import NormStatistics, balanced_set, constant_features
 from fedtail.training.class_gradients import (
     class_gradients,
     grad_rows,
@@ -121,7 +121,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         "skip",
         description="as long as there are none at all: no re-balancing (code), or with real data",
     )
-    statistics: Statistics = Field(
+    statistics: NormStatistics = Field(
         "batch",
         description="BatchNorm of the balanced set: its own, not remembered; its own, remembered "
         "(code); or the running ones, in evaluation mode",

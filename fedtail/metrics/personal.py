@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.metrics.scores import Score
+from fedtail.metrics.scores import ScoreValue
 
 BOXED = ("accuracy", "balanced_accuracy", "few")
 """The scores that a box is drawn of."""
 
 
 def personal_scores(
-    each: Sequence[Mapping[str, Score]], shipped: Mapping[str, Score]
+    each: Sequence[Mapping[str, ScoreValue]], shipped: Mapping[str, ScoreValue]
 ) -> dict[str, Any]:
     """Return the scores of a method whose clients have models of their own.
 

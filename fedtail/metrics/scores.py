@@ -9,7 +9,7 @@ from fedtail.errors import FedtailError
 from fedtail.metrics.evaluation import Evaluation
 from fedtail.metrics.groups import ShotGroups, by_frequency
 
-Score = float | list[float | None] | None
+ScoreValue = float | list[float | None] | None
 
 SCORES = (
     "accuracy",
@@ -27,7 +27,7 @@ SCORES = (
 
 def scores(
     evaluation: Evaluation, groups: ShotGroups, train_counts: Sequence[int]
-) -> dict[str, Score]:
+) -> dict[str, ScoreValue]:
     """Return every score of one evaluation, as plain JSON values.
 
     Parameters

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtail.models.blocks import FanInConv, basic, pooled, small_stem, stages
+from fedtail.models.blocks import FanInConv, basic, pooled_network, small_stem, stages
 from fedtail.models.heads import ScaledHead
 from fedtail.models.spec import ModelSpec, Shape
 from fedtail.models.split_model import SplitModel
@@ -38,7 +38,7 @@ class BalanceFLResNet8(ModelSpec):
         stem = small_stem(channels, 64, FanInConv)
         layers, _ = stages(stem, block, (64, 128, 256), (1, 1, 1))
         layers["layer4"] = SideBySide(block(256, 256, 1) for _ in range(2))
-        return SplitModel(pooled(layers, ScaledHead(512, num_classes, self.scale)), "fc")
+        return SplitModel(pooled_network(layers, ScaledHead(512, num_classes, self.scale)), "fc")
 
 
 @ModelSpec.register("balancefl_dnn")

@@ -150,7 +150,7 @@ def stages(
     return layers, inputs
 
 
-def pooled(layers: OrderedDict[str, nn.Module], head: nn.Module) -> nn.Sequential:
+def pooled_network(layers: OrderedDict[str, nn.Module], head: nn.Module) -> nn.Sequential:
     """Return the layers, the average over all pixels, and the head ``fc``, as one chain."""
     return nn.Sequential(
         OrderedDict(
@@ -173,4 +173,4 @@ def residual(
 ) -> nn.Sequential:
     """Return a whole residual network with a linear head; see `stages`."""
     layers, outputs = stages(stem, block, widths, depths)
-    return pooled(layers, nn.Linear(outputs, num_classes))
+    return pooled_network(layers, nn.Linear(outputs, num_classes))

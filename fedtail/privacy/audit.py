@@ -50,7 +50,7 @@ NOTHING, ENCRYPTED, CLIPPED, NOISY = (
     "private, local",
 )
 log = logging.getLogger("fedtail")
-MOST = 2000
+ATTACKED = 2000
 """How many samples the membership attack looks at on each side."""
 
 
@@ -278,14 +278,14 @@ def row_sizes(seen: Seen, num_classes: int) -> Tensor | None:
 def member_advantage(runtime: Runtime, tensors: Mapping[str, Tensor]) -> float | None:
     """Attack the shipped model: tell training samples from test samples by small losses."""
     model, federation = runtime.load_tested(tensors), runtime.federation
-    some = torch.unique(torch.linspace(0, len(federation.order) - 1, MOST).long())
+    some = torch.unique(torch.linspace(0, len(federation.order) - 1, ATTACKED).long())
     positions = federation.order[some]
     everyone = replace(
         federation.client(0), positions=positions, labels=federation.train.y[positions]
     )
     batches = torch.split(torch.arange(len(positions)), 500)
     mine = [losses(model, *everyone.batch(index)) for index in batches]
-    last = min(MOST, len(federation.dataset.test))
+    last = min(ATTACKED, len(federation.dataset.test))
     theirs = [
         losses(model, *federation.test_batch(start, min(start + 500, last)))
         for start in range(0, last, 500)
@@ -315,12 +315,12 @@ def made_features(folder: RunFolder, setting: Setting, runtime: Runtime) -> Like
     federation = setting.federation
     with torch.inference_mode():
         train, y_train = _features(federation.client, model, len(federation))
-        x, y = federation.test_batch(0, min(MOST, len(federation.dataset.test)))
+        x, y = federation.test_batch(0, min(ATTACKED, len(federation.dataset.test)))
         return likeness(made, train, y_train, model.features(x).cpu(), y.cpu())
 
 
 def _features(client: Any, model: SplitModel, clients: int) -> tuple[Tensor, Tensor]:
-    """Return features and labels of the training samples, up to `MOST`."""
+    """Return features and labels of the training samples, up to `ATTACKED`."""
     features, labels, found = [], [], 0
     for k in range(clients):
         data = client(k)
@@ -328,6 +328,6 @@ def _features(client: Any, model: SplitModel, clients: int) -> tuple[Tensor, Ten
             features.append(model.features(data.batch(index)[0]).cpu())
             labels.append(data.labels[index])
             found += len(index)
-        if found >= MOST:
+        if found >= ATTACKED:
             break
     return torch.cat(features), torch.cat(labels)

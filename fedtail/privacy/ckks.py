@@ -3,7 +3,7 @@
 Cheon, Kim, Kim, Song, "Homomorphic Encryption for Arithmetic of Approximate Numbers", ASIACRYPT
 2017. The clients share one secret key; whoever adds ciphertexts has the parameters only. Nothing is
 multiplied, so one prime of 60 bits carries the numbers: with a scale of 2^36 it leaves 23 bits
-before the point, sums up to `LARGEST`. A ciphertext is then 8 times as large as float32; a chain of
+before the point, sums up to `LARGEST_SUM`. A ciphertext is then 8 times as large as float32; a chain of
 primes for multiplications that nobody does would make it 20 times.
 """
 
@@ -27,7 +27,7 @@ from fedtail.files import make_folder
 
 SLOTS = 4096
 DEGREE, MODULI, SCALE = 2 * SLOTS, (60, 60), 2.0**36
-LARGEST = 2.0**22
+LARGEST_SUM = 2.0**22
 """The largest absolute value of a sum, with a factor of two to spare."""
 GRID = 2.0**-20
 """What a decrypted sum is rounded to before it leaves the client.
@@ -154,10 +154,10 @@ class Keyholder:
     def seal(self, numbers: Tensor, parties: int) -> Tensor:
         """Return the ciphertext of a vector, one of `parties` that are added up."""
         largest = float(numbers.abs().max()) if len(numbers) else 0.0
-        if largest * parties > LARGEST:
+        if largest * parties > LARGEST_SUM:
             raise FedtailError(
                 f"sent a number too large to be encrypted: {largest:.3g} (samples times weight) is "
-                f"above {LARGEST / parties:.3g}, the most for {parties} clients"
+                f"above {LARGEST_SUM / parties:.3g}, the most for {parties} clients"
             )
         ts, blocks = tenseal(), []
         for block in torch.split(numbers, SLOTS - 1):

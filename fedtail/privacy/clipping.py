@@ -18,7 +18,7 @@ from fedtail.forms import CLASSES, ByClass, Form, How, Like, Mean, Number, Total
 from fedtail.privacy.gaussian import add_noise, bounded
 from fedtail.privacy.layout import own
 from fedtail.protocol import Payload, Scalar, Tensors
-from fedtail.totals import SAMPLES
+from fedtail.totals import SAMPLES_NAME
 
 
 def private_form(form: Form) -> Form:
@@ -38,8 +38,8 @@ def private_form(form: Form) -> Form:
             rows = (how.classes,) if isinstance(how, ByClass) else ()
             tensors[name], hows[name] = Like((*rows, *look.shape)), Total()
     numbers = {n: Number(0, 0) if own(form, n) else form.scalars[n] for n in form.scalars}
-    if SAMPLES in numbers:
-        numbers[SAMPLES] = Number(1, 1, whole=True)
+    if SAMPLES_NAME in numbers:
+        numbers[SAMPLES_NAME] = Number(1, 1, whole=True)
     return replace(form, tensors=tensors, how=hows, scalars=numbers)
 
 
@@ -77,7 +77,7 @@ def private_update(
         pieces = torch.split(safe, [math.prod(looks[name].shape) for name in names])
         tensors |= {n: p.reshape(looks[n].shape) for n, p in zip(names, pieces, strict=True)}
     scalars: dict[str, Scalar] = {
-        name: 1 if name == SAMPLES else 0 if own(form, name) else answer.scalars[name]
+        name: 1 if name == SAMPLES_NAME else 0 if own(form, name) else answer.scalars[name]
         for name in form.scalars
     }
     return Payload(tensors, scalars)

@@ -39,14 +39,14 @@ from fedtail.totals import Key, Part, Sums, summed
 
 FEWEST = 2
 """A sum over one client is that client's update."""
-ALONE = "a sum over fewer than two clients would show one client's update"
+TOO_FEW = "a sum over fewer than two clients would show one client's update"
 
 
 class Unopened(FedtailError):
     """A sum that nobody may see, or nobody decrypted."""
 
 
-class Pile(NamedTuple):
+class Ciphertexts(NamedTuple):
     """Ciphertexts that are added up together: of one part, or (None) of all updates."""
 
     part: Part
@@ -161,13 +161,13 @@ class ServerProtection:
         traffic: dict[ClientId, list[int]],
     ) -> Opened:
         """Add up ciphertexts and have a client decrypt the sums."""
-        piles: dict[Part, Pile] = {}
+        piles: dict[Part, Ciphertexts] = {}
         for update in updates:
             for name, sealed in update.payload.group(SEALED).items():
                 part = None if name == WHOLE else update.payload.scalars[PART]
-                piles.setdefault(part, Pile(part, [])).sealed.append(sealed)
+                piles.setdefault(part, Ciphertexts(part, [])).sealed.append(sealed)
         if len(updates) < FEWEST:
-            raise Unopened(ALONE)
+            raise Unopened(TOO_FEW)
         # A part that only one client has a share in stays closed.
         some = [pile for pile in piles.values() if len(pile.sealed) >= FEWEST]
         question = self.question(some, form)
@@ -177,7 +177,7 @@ class ServerProtection:
             opened.read(found, pile.part, len(pile.sealed))
         return opened
 
-    def question(self, piles: Sequence[Pile], form: Form) -> Payload:
+    def question(self, piles: Sequence[Ciphertexts], form: Form) -> Payload:
         """Return the sums that a client is to decrypt."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Scalar] = {}
@@ -212,7 +212,7 @@ def answered(
 def in_the_clear(found: Reduced, form: Form) -> Opened:
     """Return sums that were not encrypted."""
     if len(found.clients) < FEWEST:
-        raise Unopened(ALONE)
+        raise Unopened(TOO_FEW)
     sums, opened = cast(Sums, found.totals), Opened(form)
     for key, pile in sums.piles.items():
         if pile.count >= FEWEST:

@@ -1,6 +1,5 @@
 """Results to look at: one self-contained HTML page, tables and figures for papers."""
 
-from fedtail.report.callback import ReportFile
 from fedtail.report.content import make_content
 from fedtail.report.document import make_page, write_report
 from fedtail.report.features import FeatureView, feature_view, first_finished
@@ -13,7 +12,6 @@ from fedtail.report.tables import as_csv, as_latex, features_csv, norms_csv
 __all__ = [
     "FeatureView",
     "Line",
-    "ReportFile",
     "Run",
     "as_csv",
     "as_latex",

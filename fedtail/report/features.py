@@ -32,9 +32,9 @@ from fedtail.report.runs import Run
 from fedtail.rng import derive, numpy_generator
 from fedtail.setting import Setting, prepare
 
-SAMPLES = 1000
+SHOWN_SAMPLES = 1000
 """How many test samples are shown by default."""
-FEWEST = 5
+FEWEST_SAMPLES = 5
 """With fewer samples a map says nothing."""
 PERPLEXITY = 30.0
 """How many neighbours a sample is to keep; a third of the samples if these are few."""
@@ -113,7 +113,7 @@ def first_finished(line: Line) -> Run | None:
 def feature_view(
     run: Run,
     experiment: Experiment | None = None,
-    samples: int = SAMPLES,
+    samples: int = SHOWN_SAMPLES,
     trust_plugins: bool = False,
 ) -> FeatureView:
     """Return the view of a finished run.
@@ -130,19 +130,19 @@ def feature_view(
     trust_plugins
         Whether the plug-ins that the folder names may be imported, which runs them.
     """
-    if samples < FEWEST:
-        raise FedtailError(f"{samples} samples make no map: give at least {FEWEST}")
+    if samples < FEWEST_SAMPLES:
+        raise FedtailError(f"{samples} samples make no map: give at least {FEWEST_SAMPLES}")
     if not run.finished:
         raise FedtailError(f"'{run.path}' has no model yet: features are those of a finished run")
     try:
-        chosen = described(run.path, trust_plugins) if experiment is None else experiment
+        chosen = stored_experiment(run.path, trust_plugins) if experiment is None else experiment
         with numerics(chosen.threads):
             return _view(run, prepare(chosen), samples)
     except FedtailError as error:
         raise FedtailError(f"no features of '{run.path}': {error}") from None
 
 
-def described(path: Path, trust_plugins: bool) -> Experiment:
+def stored_experiment(path: Path, trust_plugins: bool) -> Experiment:
     """Return the experiment that a folder describes, on any device that is here."""
     plain = load_experiment(RunFolder(path).experiment)
     for section, mark in MADE_IN_PYTHON.items():
@@ -233,8 +233,10 @@ def t_sne(features: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    if len(features) < FEWEST:
-        raise FedtailError(f"its test set has {len(features)} samples; a map needs {FEWEST}")
+    if len(features) < FEWEST_SAMPLES:
+        raise FedtailError(
+            f"its test set has {len(features)} samples; a map needs {FEWEST_SAMPLES}"
+        )
     if not np.isfinite(features).all():
         raise FedtailError("its features are not finite: the model has diverged")
     if not np.ptp(features, axis=0).any():

@@ -16,7 +16,7 @@ from fedtail.report.runs import Run
 SHOWN_DIFFERENCES = 3
 """So many settings tell two lines apart in a label; all are in the table of settings."""
 
-Moments = tuple[float | None, float | None]
+MeanAndDeviation = tuple[float | None, float | None]
 """Mean and sample standard deviation; `None` where there is none."""
 
 
@@ -35,7 +35,7 @@ class Line:
     label: str
     runs: tuple[Run, ...]
 
-    def score(self, key: str) -> Moments:
+    def score(self, key: str) -> MeanAndDeviation:
         """Return a score of the last tested round of each run, over seeds."""
         return moments([(run.tested or {}).get(key) for run in self.runs])
 
@@ -54,7 +54,7 @@ class Line:
         """How long a run takes."""
         return self.total(seconds)
 
-    def curve(self, key: str) -> list[Moments]:
+    def curve(self, key: str) -> list[MeanAndDeviation]:
         """Return a score over `rounds`, over the seeds that have it there."""
         histories = [{r["round"]: r.get(key) for r in run.records} for run in self.runs]
         return [moments([history.get(at) for history in histories]) for at in self.rounds]
@@ -78,14 +78,14 @@ class Line:
         }
         return sorted(tested)
 
-    def per_class(self) -> list[Moments]:
+    def per_class(self) -> list[MeanAndDeviation]:
         """Return the accuracy of each class in the last tested round, over seeds."""
         rows = [(run.tested or {}).get("per_class") or [] for run in self.runs]
         classes = max(map(len, rows))
         return [moments([row[c] for row in rows if c < len(row)]) for c in range(classes)]
 
 
-def moments(values: Sequence[float | None]) -> Moments:
+def moments(values: Sequence[float | None]) -> MeanAndDeviation:
     """Return mean and sample deviation of the values that are there; one value has no deviation."""
     known = [value for value in values if value is not None]
     return (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.callbacks.jsonl import read_records
-from fedtail.callbacks.tracking import flatten
+from fedtail.callbacks.tracking import dotted
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
 
@@ -87,7 +87,7 @@ def read_run(path: Path | str) -> Run:
         plain = tomllib.loads(folder.experiment.read_text(encoding="utf-8"))
     except ValueError as error:  # not TOML, or not text
         raise FedtailError(f"'{folder.experiment}' is not valid TOML: {error}") from None
-    settings = flatten(plain)
+    settings = dotted(plain)
     if not isinstance(settings.get("seed", 0), int):
         raise FedtailError(f"'{folder.experiment}' has no whole number as its seed")
     return Run(

@@ -94,7 +94,7 @@ def outcomes(case: Case, workers: bool = False) -> Iterator[Outcome]:
                     yield Outcome(check.name, model, "refused", refused[model])
                 continue
             tried += 1
-            outcome = attempt(check, case.on(model))
+            outcome = outcome_of(check, case.on(model))
             if outcome.kept == "no" and check.function is a_run_comes_to_its_end:
                 broken.add(model)  # every other check of this model would say the same
             yield outcome
@@ -103,7 +103,7 @@ def outcomes(case: Case, workers: bool = False) -> Iterator[Outcome]:
         yield Outcome(a_run_comes_to_its_end.__name__, "any", "no", sentence)
 
 
-def attempt(check: Check, case: Case) -> Outcome:
+def outcome_of(check: Check, case: Case) -> Outcome:
     """Return what comes of one check."""
     try:
         with _quiet():

@@ -17,8 +17,8 @@ from fedtail.protocol import Payload
 from fedtail.result import Result
 from fedtail.setting import prepare
 from fedtail.testing import federation
+from fedtail.testing.executors import Recorder, run_with
 from fedtail.testing.federation import MODELS, PLAIN, input_shape
-from fedtail.testing.hands import Recorder, run_with
 
 T = TypeVar("T")
 Waves = list[list[tuple[Job, Done]]]
@@ -111,9 +111,9 @@ class Case:
 def _recorded(case: Case) -> tuple[Result, Waves]:
     made: list[Recorder] = []
 
-    def hands(runtime: Runtime) -> Recorder:
+    def recorder(runtime: Runtime) -> Recorder:
         made.append(Recorder(runtime))
         return made[0]
 
     chosen = case.experiment(per_round=len(federation.COUNTS), eval_every=3)
-    return run_with(chosen, hands), made[0].waves
+    return run_with(chosen, recorder), made[0].waves

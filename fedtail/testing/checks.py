@@ -29,8 +29,7 @@ from fedtail.privacy.layout import why_no_sum
 from fedtail.result import Result
 from fedtail.setting import prepare
 from fedtail.testing.case import Case, CheckFailed, expect
-from fedtail.testing.federation import CLASSES, COUNTS, DROPOUT, MODELS, NORM, PLAIN, input_shape
-from fedtail.testing.hands import (
+from fedtail.testing.executors import (
     InterruptAfter,
     Interrupted,
     Isolated,
@@ -40,6 +39,15 @@ from fedtail.testing.hands import (
     run_with,
     with_more,
     with_nan,
+)
+from fedtail.testing.federation import (
+    COUNTS,
+    DROPOUT,
+    MODELS,
+    NORM,
+    NUM_CLASSES,
+    PLAIN,
+    input_shape,
 )
 
 
@@ -75,7 +83,7 @@ EVERY = tuple(MODELS)
 Function = Callable[[Case], None]
 
 
-def check(*models: str, processes: bool = False) -> Callable[[Function], Function]:
+def register_check(*models: str, processes: bool = False) -> Callable[[Function], Function]:
     """Enter a function in `CHECKS`, with the models that it is tried on."""
 
     def enter(function: Function) -> Function:
@@ -88,7 +96,7 @@ def check(*models: str, processes: bool = False) -> Callable[[Function], Functio
 # What it says of itself
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def says_what_it_is(case: Case) -> None:
     """Have a name in lower case, a docstring, and a description of every field."""
     cls = case.method
@@ -98,7 +106,7 @@ def says_what_it_is(case: Case) -> None:
     expect(not bare, f"without a description: {', '.join(bare)}")
 
 
-@check(NORM)
+@register_check(NORM)
 def every_action_has_a_form(case: Case) -> None:
     """Declare beside every action what clients answer to it."""
     for name in sorted(case.method.actions()):
@@ -110,7 +118,7 @@ def every_action_has_a_form(case: Case) -> None:
         expect(isinstance(declared, Form), f"'{task.action}_form' returns no Form: {declared!r}")
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def a_description_rebuilds_it(case: Case) -> None:
     """Be the same method after being written to TOML and read again."""
     for method in (case.make_method(), case.method()):
@@ -120,14 +128,14 @@ def a_description_rebuilds_it(case: Case) -> None:
         expect(again == method, f"{method!r} is read as {again!r}")
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def an_unknown_key_is_refused(case: Case) -> None:
     """Refuse a field that it does not have, by name."""
     refused = _refusal({"name": case.method.name, "no_such_field": 1})
     expect("unknown key 'no_such_field'" in refused, f"'no_such_field' is not refused: {refused!r}")
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def a_value_out_of_range_is_refused(case: Case) -> None:
     """Refuse a value just outside of a field's bounds, by the field's name."""
     for path, value in _bounded(case.method):
@@ -138,7 +146,7 @@ def a_value_out_of_range_is_refused(case: Case) -> None:
         expect(path[-1] in refused, f"{'.'.join(path)} = {value} is not refused: {refused!r}")
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def every_number_has_a_bound(case: Case) -> None:
     """Have a bound for every number: else nothing wrong is refused before work starts."""
     for name, info in case.method.model_fields.items():
@@ -176,7 +184,7 @@ def _bounded(
 # Runs
 
 
-@check(*EVERY)
+@register_check(*EVERY)
 def a_run_comes_to_its_end(case: Case) -> None:
     """End with finite numbers in spite of absent classes, one class and one sample."""
     result = case.reference()
@@ -185,29 +193,29 @@ def a_run_comes_to_its_end(case: Case) -> None:
         expect(not record["dropped"], f"a client was dropped: {record['dropped']}")
     _expect_finite(result)
     scored = result.metrics["per_class"]
-    expect(len(scored) == CLASSES, f"scores of {len(scored)} classes, not {CLASSES}")
+    expect(len(scored) == NUM_CLASSES, f"scores of {len(scored)} classes, not {NUM_CLASSES}")
 
 
-@check(DROPOUT)
+@register_check(DROPOUT)
 def the_same_seed_gives_the_same_bits(case: Case) -> None:
     """Give the same bits for the same seed."""
     _expect_same(run(case.experiment()), case.reference())
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def another_seed_gives_others(case: Case) -> None:
     """Give another model for another seed."""
     other = run(case.experiment(seed=1))
     expect(other.digest != case.reference().digest, "seeds 0 and 1 give the same model")
 
 
-@check(*EVERY)
-def separate_hands_give_the_same_bits(case: Case) -> None:
+@register_check(*EVERY)
+def separate_copies_give_the_same_bits(case: Case) -> None:
     """Give the same bits as two copies, in reverse order, with everything sent as bytes."""
     _expect_same(run_with(case.experiment(), Isolated), case.reference())
 
 
-@check(DROPOUT)
+@register_check(DROPOUT)
 def a_resumed_run_gives_the_same_bits(case: Case) -> None:
     """Go on to the same bits when interrupted: before, between and after the rounds."""
     for done in range(4):
@@ -221,7 +229,7 @@ def a_resumed_run_gives_the_same_bits(case: Case) -> None:
                 raise CheckFailed(f"nothing interrupted the run after round {done}")
 
 
-@check(PLAIN, NORM)
+@register_check(PLAIN, NORM)
 def a_client_that_is_dropped_does_not_break_the_round(case: Case) -> None:
     """Take an update with NaN, or with what nobody declared, as one that was lost."""
     chosen = case.experiment(per_round=len(COUNTS))
@@ -243,7 +251,7 @@ def a_client_that_is_dropped_does_not_break_the_round(case: Case) -> None:
         expect(spoiled.digest == silent.digest, "why an update cannot be used makes a difference")
 
 
-@check(PLAIN)
+@register_check(PLAIN)
 def a_round_in_which_nobody_answers_keeps_the_model(case: Case) -> None:
     """Go on when all answers of a round are lost."""
 
@@ -255,7 +263,7 @@ def a_round_in_which_nobody_answers_keeps_the_model(case: Case) -> None:
     _expect_finite(result)
 
 
-@check(NORM)
+@register_check(NORM)
 def clients_own_models_are_tested(case: Case) -> None:
     """Have all clients' own models tested where there are any, also of those never asked."""
     own = case.method.personal is not Method.personal
@@ -266,7 +274,7 @@ def clients_own_models_are_tested(case: Case) -> None:
             expect(tested == len(COUNTS), f"{tested} own models of {len(COUNTS)} clients")
 
 
-@check(DROPOUT)
+@register_check(DROPOUT)
 def the_streams_of_the_user_are_not_touched(case: Case) -> None:
     """Leave Python's, NumPy's and torch's global random numbers where they were."""
     before = global_streams()
@@ -277,7 +285,7 @@ def the_streams_of_the_user_are_not_touched(case: Case) -> None:
         expect(old == new, f"{name} global stream was used: take client.generator(...)")
 
 
-@check(*EVERY)
+@register_check(*EVERY)
 def what_is_shipped_loads(case: Case) -> None:
     """Ship what loads into the user's own module, or into the network of the result."""
     result = case.reference()
@@ -288,10 +296,13 @@ def what_is_shipped_loads(case: Case) -> None:
     own.load_state_dict(result.tensors)
     own.eval()
     shape = tuple(own(torch.zeros(2, *input_shape(case.model))).shape)
-    expect(shape == (2, CLASSES), f"two inputs give logits of shape {shape}, not {(2, CLASSES)}")
+    expect(
+        shape == (2, NUM_CLASSES),
+        f"two inputs give logits of shape {shape}, not {(2, NUM_CLASSES)}",
+    )
 
 
-@check(DROPOUT, processes=True)
+@register_check(DROPOUT, processes=True)
 def worker_processes_give_the_same_bits(case: Case) -> None:
     """Give the same bits on two worker processes."""
     _expect_same(run(case.experiment(workers=2)), case.reference())
@@ -300,7 +311,7 @@ def worker_processes_give_the_same_bits(case: Case) -> None:
 # Messages
 
 
-@check(NORM)
+@register_check(NORM)
 def floats_on_the_wire_are_float32_on_the_cpu(case: Case) -> None:
     """Send float32 on the CPU, without gradients; another precision only where the form says so."""
     runtime = prepare(case.experiment()).runtime()
@@ -315,7 +326,7 @@ def floats_on_the_wire_are_float32_on_the_cpu(case: Case) -> None:
                 expect(not tensor.requires_grad, f"{job}: '{name}' carries a gradient: detach it")
 
 
-@check(NORM)
+@register_check(NORM)
 def all_clients_send_the_same_names(case: Case) -> None:
     """Answer one action with the same names from every client."""
     kinds: dict[str, set[frozenset[str]]] = defaultdict(set)
@@ -326,7 +337,7 @@ def all_clients_send_the_same_names(case: Case) -> None:
         expect(not odd, f"action '{action}': only some clients send {', '.join(sorted(odd))}")
 
 
-@check(NORM)
+@register_check(NORM)
 def names_have_a_group(case: Case) -> None:
     """Name tensors group/name."""
     for job, answer in case.messages():
@@ -335,7 +346,7 @@ def names_have_a_group(case: Case) -> None:
                 expect("/" in name, f"{job}: '{name}' has no group before a slash")
 
 
-@check(NORM)
+@register_check(NORM)
 def asks_what_it_says(case: Case) -> None:
     """Ask clients what `asks` says, which encryption and privacy are refused or planned by."""
     setting = prepare(case.experiment(per_round=len(COUNTS)))
@@ -360,7 +371,7 @@ def asks_what_it_says(case: Case) -> None:
     expect(before == asks.setup, f"{before} exchanges in setup, asks().setup is {asks.setup}")
 
 
-@check(NORM)
+@register_check(NORM)
 def traffic_is_counted(case: Case) -> None:
     """Be charged for the bytes that are sent, and for no test of own models."""
     result, _ = case.recorded()

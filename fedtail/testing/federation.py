@@ -20,7 +20,7 @@ from fedtail.models import ModelLike
 from fedtail.training import LocalTraining
 
 COUNTS = ((6, 4, 2, 0), (5, 0, 0, 0), (0, 1, 0, 0), (3, 3, 0, 0), (0, 4, 4, 0), (7, 1, 2, 0))
-CLASSES = 4
+NUM_CLASSES = 4
 IMAGE = (3, 8, 8)
 VECTOR = (6,)
 
@@ -28,8 +28,8 @@ VECTOR = (6,)
 def arrays(shape: Sequence[int] = IMAGE) -> dict[str, np.ndarray]:
     """Return uint8 images (or float vectors) with one bright channel or place a class."""
     rng = np.random.default_rng(0)
-    y = np.concatenate([np.repeat(np.arange(CLASSES), row) for row in COUNTS])
-    y_test = np.repeat(np.arange(CLASSES), 3)
+    y = np.concatenate([np.repeat(np.arange(NUM_CLASSES), row) for row in COUNTS])
+    y_test = np.repeat(np.arange(NUM_CLASSES), 3)
     owner = np.repeat(np.arange(len(COUNTS)), [sum(row) for row in COUNTS])
     kind = np.uint8 if len(shape) == 3 else np.float32
 
@@ -54,13 +54,13 @@ def source(shape: Sequence[int] = IMAGE) -> Arrays:
 
 def plain_model() -> nn.Module:
     """No BatchNorm, a classifier with bias."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, NUM_CLASSES))
 
 
 def unbiased_model() -> nn.Module:
     """No BatchNorm, a classifier without bias."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, CLASSES, bias=False)
+        nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, NUM_CLASSES, bias=False)
     )
 
 
@@ -71,7 +71,7 @@ def norm_model() -> nn.Module:
         nn.BatchNorm2d(4),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(36, CLASSES),
+        nn.Linear(36, NUM_CLASSES),
     )
 
 
@@ -83,13 +83,13 @@ def dropout_model() -> nn.Module:
         nn.ReLU(),
         nn.Flatten(),
         nn.Dropout(0.5),
-        nn.Linear(36, CLASSES, bias=False),
+        nn.Linear(36, NUM_CLASSES, bias=False),
     )
 
 
 def bare_model() -> nn.Module:
     """No layer but a classifier."""
-    return nn.Linear(*VECTOR, CLASSES)
+    return nn.Linear(*VECTOR, NUM_CLASSES)
 
 
 PLAIN, UNBIASED, NORM, DROPOUT, BARE = (

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.models.split_model import SplitModel
 from fedtail.training.local import normalisable
 
-Statistics = Literal["batch", "update", "running"]
+NormStatistics = Literal["batch", "update", "running"]
 """What BatchNorm uses: the batch's own; its own, which it remembers; or the running ones."""
 
 
@@ -28,7 +28,7 @@ def balanced_set(labels: Tensor, per_class: int, generator: torch.Generator) -> 
     return order[(rank < per_class) & (counts[y] >= per_class)]
 
 
-def constant_features(model: SplitModel, x: Tensor, statistics: Statistics) -> Tensor:
+def constant_features(model: SplitModel, x: Tensor, statistics: NormStatistics) -> Tensor:
     """Return the features of a batch, with no gradient to what made them.
 
     With "batch" and "update" the model stays in training mode, with its dropout; "running" is
@@ -39,7 +39,7 @@ def constant_features(model: SplitModel, x: Tensor, statistics: Statistics) -> T
 
 
 @contextmanager
-def _normalising(model: SplitModel, statistics: Statistics, size: int) -> Iterator[None]:
+def _normalising(model: SplitModel, statistics: NormStatistics, size: int) -> Iterator[None]:
     norms = model.batch_norms()
     modes = [(layer, layer.training) for layer in model.modules()]
     moving = [norm for norm in norms if norm.track_running_stats]

@@ -21,7 +21,7 @@ from fedtail.rng import contained
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.samplers import Shuffled
 
-BATCH = 500
+DISTILLATION_BATCH = 500
 
 
 def held(server: Server) -> ServerData:
@@ -37,7 +37,7 @@ def predictions(model: SplitModel, x: Tensor, tensors: Tensors | None = None) ->
         model.load(tensors)
     model.eval()
     with torch.no_grad():
-        return torch.cat([model(part) for part in torch.split(x, BATCH)])
+        return torch.cat([model(part) for part in torch.split(x, DISTILLATION_BATCH)])
 
 
 def divergence(z: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:

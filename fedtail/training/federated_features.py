@@ -19,9 +19,9 @@ from torch import Tensor
 from fedtail.training.class_gradients import ClassGradients
 
 # Numbers of one scratch array: about what stays in a core's cache between two operations.
-CHUNK = 2**18
+CHUNK_SIZE = 2**18
 # Batches that are gathered at once.
-BLOCK = 64
+BATCHES_AT_ONCE = 64
 
 
 class Head(NamedTuple):
@@ -92,7 +92,7 @@ def match_features(
         How many steps, and their rate. A class never looks at another, so that they go in chunks.
     """
     classes, weight, bias = targets
-    size = max(1, CHUNK // weight.shape[1:].numel())
+    size = max(1, CHUNK_SIZE // weight.shape[1:].numel())
     new, before, after, loss = features.clone(), [], [], 0.0
     for start in range(0, len(classes), size):
         rows = slice(start, start + size)
@@ -107,13 +107,6 @@ def match_features(
             loss += total
     nothing = [features.new_zeros(0)]
     return Matched(new, torch.cat(before or nothing), torch.cat(after or nothing), loss)
-
-
-def feature_gradients(features: Tensor, classes: Tensor, head: Head) -> ClassGradients:
-    """Return the head's gradient of the mean cross-entropy on each class's features (A, m, d)."""
-    r = _residual(features, classes, head)
-    weight = r.transpose(1, 2) @ features / features.shape[1]
-    return classes, weight, None if head.bias is None else r.mean(dim=1)
 
 
 def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:
@@ -236,7 +229,7 @@ def train_head(
         for _ in range(epochs):
             order = torch.randperm(len(h), generator=gen).to(h.device)
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
-            for block in torch.split(order, BLOCK * batch_size):
+            for block in torch.split(order, BATCHES_AT_ONCE * batch_size):
                 inputs = torch.split(h.index_select(0, block), batch_size)
                 labels = torch.split(unit.index_select(0, y[block]), batch_size)
                 for x, e in zip(inputs, labels, strict=True):

@@ -8,7 +8,7 @@ from fedtail.data.federation import ClientData
 from fedtail.losses import LocalLoss, LossContext
 from fedtail.models.split_model import SplitModel
 
-BATCH = 500
+LOSS_BATCH = 500
 
 
 def mean_loss(model: SplitModel, data: ClientData, loss: LocalLoss, context: LossContext) -> float:
@@ -19,7 +19,7 @@ def mean_loss(model: SplitModel, data: ClientData, loss: LocalLoss, context: Los
     total = 0.0
     model.eval()
     with torch.no_grad():
-        for start in range(0, len(data), BATCH):
-            x, y = data.batch(torch.arange(start, min(start + BATCH, len(data))))
+        for start in range(0, len(data), LOSS_BATCH):
+            x, y = data.batch(torch.arange(start, min(start + LOSS_BATCH, len(data))))
             total += len(y) * float(loss(model.output(x), y, context))
     return total / max(len(data), 1)

@@ -77,7 +77,7 @@ def pooled(told: Tensors) -> Moments:
     return Moments(classes, told["counts"][there], mean, covariance)
 
 
-def draw(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
+def sample_features(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
     """Return features (L, samples, d) from N(μ_c, Σ_c) of each class.
 
     A covariance of fewer samples than dimensions is singular, and rounding may leave it a little

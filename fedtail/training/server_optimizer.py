@@ -20,7 +20,7 @@ from torch import Tensor
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 
-Memory = Mapping[str, Tensor]
+OptimizerState = Mapping[str, Tensor]
 
 
 class ServerOptimizer(Component):
@@ -28,7 +28,9 @@ class ServerOptimizer(Component):
 
     registry: ClassVar[Registry[ServerOptimizer]] = Registry("server optimiser")
 
-    def step(self, w: Tensor, mean: Tensor, memory: Memory) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(
+        self, w: Tensor, mean: Tensor, memory: OptimizerState
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one parameter's new value, and what is to be remembered of it.
 
         Parameters
@@ -58,7 +60,9 @@ class ServerSGD(ServerOptimizer):
             raise FedtailError("nesterov needs momentum above 0")
         return self
 
-    def step(self, w: Tensor, mean: Tensor, memory: Memory) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(
+        self, w: Tensor, mean: Tensor, memory: OptimizerState
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return w + η v and v."""
         if not self.momentum:
             # w + (mean − w) is not the mean to the last bit.
@@ -90,7 +94,9 @@ class Adaptive(ServerOptimizer):
         """Return m / (√v + τ)."""
         return m / (v.sqrt() + self.tau)
 
-    def step(self, w: Tensor, mean: Tensor, memory: Memory) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(
+        self, w: Tensor, mean: Tensor, memory: OptimizerState
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return w + η m / (√v + τ), and m, v and the number of steps t."""
         delta = mean - w
         before = memory or {

@@ -14,7 +14,7 @@ from fedtail.callbacks import trackers
 from fedtail.callbacks.tracking import (
     LOGGED,
     SPREAD,
-    flatten,
+    dotted,
     recall,
     remember,
     require,
@@ -53,7 +53,7 @@ def test_the_spread_of_the_clients_models_is_logged() -> None:
 
 
 def test_settings_are_flat_and_dotted() -> None:
-    assert flatten(SETTINGS) == {
+    assert dotted(SETTINGS) == {
         "seed": 7,
         "rounds": 4,
         "augment": True,

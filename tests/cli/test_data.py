@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "'click", DeprecationWarning)
     from typer.testing import CliRunner
 
-    from fedtail.cli.data import app
+    from fedtail.cli.data import data_app
 
 runner = CliRunner()
 
@@ -34,7 +34,7 @@ def write_mnist(data: Path) -> Path:
 
 def test_list_shows_every_source(data: Path) -> None:
     write_mnist(data)
-    result = runner.invoke(app, ["list"], env={"COLUMNS": "400"})
+    result = runner.invoke(data_app, ["list"], env={"COLUMNS": "400"})
     assert result.exit_code == 0
     assert all(name in result.output for name in Source.registry)
     assert str(data / "mnist.npz") in result.output
@@ -44,7 +44,7 @@ def test_list_shows_every_source(data: Path) -> None:
 
 def test_list_is_readable_at_80_columns(data: Path) -> None:
     path = write_mnist(data)
-    lines = runner.invoke(app, ["list"], env={"COLUMNS": "80"}).output.splitlines()
+    lines = runner.invoke(data_app, ["list"], env={"COLUMNS": "80"}).output.splitlines()
     # A path is whole, whatever its length: it is there to be copied.
     assert all(len(line) <= 80 for line in lines if str(data) not in line)
     at = lines.index("mnist            hand-written digits, 28x28 grey")
@@ -56,7 +56,9 @@ def test_list_is_readable_at_80_columns(data: Path) -> None:
 
 
 def test_list_as_json(data: Path) -> None:
-    rows = {row["name"]: row for row in json.loads(runner.invoke(app, ["list", "--json"]).output)}
+    rows = {
+        row["name"]: row for row in json.loads(runner.invoke(data_app, ["list", "--json"]).output)
+    }
     assert set(rows) == set(Source.registry)
     assert rows["digits"]["path"] == "built in"
     assert rows["cifar100"]["get"] == "fedtail data fetch cifar100"
@@ -65,18 +67,18 @@ def test_list_as_json(data: Path) -> None:
 
 def test_fetch_prints_the_path(data: Path) -> None:
     path = write_mnist(data)
-    result = runner.invoke(app, ["fetch", "mnist"])
+    result = runner.invoke(data_app, ["fetch", "mnist"])
     assert result.output.strip() == str(path)
 
 
 def test_fetch_raises_one_sentence() -> None:
     with pytest.raises(FedtailError, match="did you mean 'mnist'"):
-        runner.invoke(app, ["fetch", "mnits"], catch_exceptions=False)
+        runner.invoke(data_app, ["fetch", "mnits"], catch_exceptions=False)
 
 
 def test_info_describes_what_is_here(data: Path) -> None:
     write_mnist(data)
-    output = runner.invoke(app, ["info", "mnist"]).output
+    output = runner.invoke(data_app, ["info", "mnist"]).output
     assert "data.normalisation (default none)" in output
     assert "samples: 6 train, 6 test" in output
     assert "input: 1x28x28, uint8" in output
@@ -85,14 +87,14 @@ def test_info_describes_what_is_here(data: Path) -> None:
 
 
 def test_info_says_how_to_get_what_is_not_here() -> None:
-    assert "run `fedtail data fetch cifar10`" in runner.invoke(app, ["info", "cifar10"]).output
-    assert "data.path (required)" in runner.invoke(app, ["info", "npz"]).output
+    assert "run `fedtail data fetch cifar10`" in runner.invoke(data_app, ["info", "cifar10"]).output
+    assert "data.path (required)" in runner.invoke(data_app, ["info", "npz"]).output
 
 
 def test_info_reads_a_file_of_your_own(tmp_path: Path) -> None:
     x, y = np.eye(4, dtype=np.float32), np.array([0, 0, 0, 1])
     owner = np.array(["ann", "ann", "bob", "bob"])
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_train=owner)
-    output = runner.invoke(app, ["info", str(tmp_path / "own.npz")]).output
+    output = runner.invoke(data_app, ["info", str(tmp_path / "own.npz")]).output
     assert "clients: 2 with training data" in output
     assert "imbalance 3" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,29 @@ def test_defaults_are_shown() -> None:
 
 def test_the_version() -> None:
     assert fedtail("--version").out == f"fedtail {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("fedtail re", ["report", "reproduce"]),
+        ("fedtail run --method fedad", ["fedadagrad", "fedadam"]),
+        ("fedtail run --partition dir", ["dirichlet", "dirichlet-balanced"]),
+        ("fedtail compare --method fedavgm --method creff --da", ["--data"]),
+        ("fedtail data info cifar", ["cifar10", "cifar100"]),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_names(typed: str, offered: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    code = "import sys; sys.argv = ['fedtail']; from fedtail.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **words, "_FEDTAIL_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == offered
 
 
 def test_methods_are_listed_for_people_and_programs() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedtail.data.longtail import Exponential, NoTail, Tail
 from fedtail.data.partitions import IID, Dirichlet, Natural, Partition
-from fedtail.data.plot import draw, terminal
+from fedtail.data.plot import draw_split, terminal
 from fedtail.data.split import Split, make_split
 from fedtail.data.statistics import class_table, statistics
 from fedtail.errors import FedtailError
@@ -163,7 +163,7 @@ def test_long_and_wide_tables_are_condensed() -> None:
 @pytest.mark.parametrize("clients", [1, 60])
 def test_draw_writes_a_picture(tmp_path: Path, clients: int) -> None:
     split = split_of(partition=IID(), clients=clients)
-    draw(split, tmp_path / "split.png", ["ant", "bee", "cat", "dog", "elk"])
+    draw_split(split, tmp_path / "split.png", ["ant", "bee", "cat", "dog", "elk"])
     with Image.open(tmp_path / "split.png") as image:
         assert image.format == "PNG"
         assert min(image.size) > 300

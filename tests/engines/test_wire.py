@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.engines.wire import pack, unpack
 from fedtail.errors import FedtailError
 from fedtail.protocol import Payload, Scalar
+from fedtail.tensors import pack_tensors, unpack_tensors
 
 TENSORS = {
     "float32": torch.tensor([[1.5, -0.0], [float("inf"), 1e-45]]),

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from fedtail import run
-from fedtail.engines.workers import bounded, usable_cores
+from fedtail.engines.workers import allowed_workers, usable_cores
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_cores_are_those_that_this_process_may_use(one_core: None) -> None:
 )
 def test_workers_are_bounded(one_core: None, workers: int, clients: int, used: int) -> None:
     # On one core two are still allowed, so that a pool of two is one on every machine.
-    found, remarks = bounded(workers, clients)
+    found, remarks = allowed_workers(workers, clients)
     assert found == used
     expected = (
         f"workers = {workers} is more than can be of use: the run uses {used} "

@@ -13,11 +13,11 @@ from torch.multiprocessing import get_context
 
 from fedtail import FedAvg, FedtailError, RunStopped, run
 from fedtail.engines import Dropped, Embedded
-from fedtail.engines.pool import RESTARTS, serve
-from fedtail.engines.wire import pack_tensors
+from fedtail.engines.pool import RESTARTS, work_orders
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
 from fedtail.setting import prepare
+from fedtail.tensors import pack_tensors
 
 QUICK = {"local": tiny.quick()}
 
@@ -131,5 +131,5 @@ def test_a_worker_ends_without_a_word_when_its_run_is_killed() -> None:
 
     run = threading.Thread(target=give_orders)
     run.start()
-    serve(theirs, [], 1, drop=False)
+    work_orders(theirs, [], 1, drop=False)
     run.join()

@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[2]
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 TESTED_ALONE = {"local-only", "per-fedavg"}
 SHIP_THEIR_OWN = {"gbme", "gbme-p", "ldam", "ride"}
-FILES = {"centralised-bsm": "centralised"}
+FILES = {
+    "centralised-bsm": "centralised",
+    **dict.fromkeys(("bsm", "fed-focal", "fedrs", "lade"), "local_losses"),
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), "server_optimisers"),
+}
 
 every_method = pytest.mark.parametrize("name", NAMES)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtail import FedAvg, FedDF, ModelState, run
 from fedtail.data.federation import ServerData
-from fedtail.methods.feddf import Watch
+from fedtail.methods.feddf import EarlyStopping
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Server, Update
 from fedtail.setting import prepare
@@ -139,7 +139,7 @@ def test_what_is_watched() -> None:
         return model.tensors()["weight"]
 
     holding(2.0)
-    watch = Watch(server_of(model), torch.ones(1, 1), target, 1.0, patience=20)
+    watch = EarlyStopping(server_of(model), torch.ones(1, 1), target, 1.0, patience=20)
     assert watch.every == 2
     best = holding(1.0)
     assert not watch(1)

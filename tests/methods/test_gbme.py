@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedtail import FedAvg, FedtailError, GlobalPrior, LocalPrior, LossContext, run
 from fedtail.data.federation import Federation
 from fedtail.losses import BalancedSoftmax
-from fedtail.methods.gbme import GBME, GBMEState, cut, similarity
+from fedtail.methods.gbme import GBME, GBMEState, cut_into_groups, similarity
 from fedtail.models import ExpertModel, ModelSpec, Output, SplitModel, experts
 from fedtail.models.experts import middle
 from fedtail.protocol import Client, Payload, Task, Update, grouped
@@ -106,7 +106,7 @@ def test_similarity_by_hand() -> None:
     vectors = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     found = similarity(vectors, torch.tensor([3.0, 4.0]))
     assert found.tolist() == pytest.approx([1.0, 0.6, 0.8, -1.0], abs=1e-6)
-    assert cut(found, [10, 11, 12, 13], 2) == [[10, 12], [11, 13]]
+    assert cut_into_groups(found, [10, 11, 12, 13], 2) == [[10, 12], [11, 13]]
 
 
 def test_nothing_positive_anywhere() -> None:
@@ -120,7 +120,7 @@ def test_nothing_positive_anywhere() -> None:
 )
 def test_groups_are_slices_that_partition(clients: int, count: int, sizes: list[int]) -> None:
     likeness = torch.rand(clients, generator=torch.Generator().manual_seed(0))
-    groups = cut(likeness, range(clients), count)
+    groups = cut_into_groups(likeness, range(clients), count)
     assert [len(group) for group in groups] == sizes
     assert sorted(c for group in groups for c in group) == list(range(clients))
     for first, second in pairwise(groups):
@@ -129,7 +129,7 @@ def test_groups_are_slices_that_partition(clients: int, count: int, sizes: list[
 
 
 def test_clients_that_are_alike_stay_in_order() -> None:
-    assert cut(torch.zeros(4), range(4), 2) == [[0, 1], [2, 3]]
+    assert cut_into_groups(torch.zeros(4), range(4), 2) == [[0, 1], [2, 3]]
 
 
 def test_only_what_a_client_has_more_of_counts_in_the_likeness() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedtail import FedAvg, FedtailError, LocalTraining, RatioLoss, WeightedCrossEntropy, run
 from fedtail.data.federation import ServerData
-from fedtail.methods.ratio_loss import RatioState, by_class, change_ratios
+from fedtail.methods.ratio_loss import RatioState, change_ratios, server_samples_by_class
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead
 from fedtail.protocol import Payload, Server, Update
@@ -72,7 +72,7 @@ def test_changes_by_hand() -> None:
     # (0.1, -0.1) and ΔW^(1) (-0.05, 0.05).
     model = linear()
     method = RatioLoss(local=STEP)
-    found = method.changes(by_class(DATA, 32), server_of(model))
+    found = method.changes(server_samples_by_class(DATA, 32), server_of(model))
     assert found[0][:, 0].tolist() == pytest.approx([0.1, -0.1])
     assert found[1][:, 0].tolist() == pytest.approx([-0.05, 0.05])
     # Entry 0 is class 0's: 0.1 / 0.05. Entry 1 is nobody's: 0.1 is above 0.8 · 0.05. So 2 and 10.
@@ -102,7 +102,7 @@ def test_a_feature_that_is_always_zero_is_left_out() -> None:
 
 def test_so_many_samples_of_a_class() -> None:
     data = ServerData(torch.arange(6.0)[:, None], torch.tensor([0, 2, 0, 0, 2, 0]))
-    found = by_class(data, 3)
+    found = server_samples_by_class(data, 3)
     assert {c: x[:, 0].tolist() for c, x in found.items()} == {0: [0.0, 2.0, 3.0], 2: [1.0, 4.0]}
 
 

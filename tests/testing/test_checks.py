@@ -26,7 +26,7 @@ from fedtail import (
 )
 from fedtail.forms import Form
 from fedtail.protocol import Exchange
-from fedtail.testing import CHECKS, Case, CheckFailed, Outcome, attempt, check_method, outcomes
+from fedtail.testing import CHECKS, Case, CheckFailed, Outcome, check_method, outcome_of, outcomes
 from fedtail.testing.federation import BARE, MODELS
 
 Base = FedAvg[ModelState]
@@ -222,7 +222,7 @@ BROKEN = [
     (Dicing, "the_same_seed_gives_the_same_bits", "other bits in"),
     (Dicing, "the_streams_of_the_user_are_not_touched", "Python's global stream was used"),
     (Constant, "another_seed_gives_others", "seeds 0 and 1 give the same model"),
-    (Residual, "separate_hands_give_the_same_bits", "other bits in"),
+    (Residual, "separate_copies_give_the_same_bits", "other bits in"),
     (Remembering, "a_resumed_run_gives_the_same_bits", "other bits in"),
     (Counting, "a_client_that_is_dropped_does_not_break_the_round", "where is client 0?"),
     (Hasty, "a_round_in_which_nobody_answers_keeps_the_model", "a round is missing"),
@@ -249,7 +249,7 @@ def entered(cls: type[Base]) -> type[Base]:
 def tried(cls: type[Base], name: str) -> list[Outcome]:
     (check,) = [check for check in CHECKS if check.name == name]
     case = Case(entered(cls))
-    return [attempt(check, case.on(model)) for model in check.models]
+    return [outcome_of(check, case.on(model)) for model in check.models]
 
 
 @pytest.mark.parametrize(

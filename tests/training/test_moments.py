@@ -11,7 +11,7 @@ from fedtail.forms import ByClass, Form, Like
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.reduce import reduced
-from fedtail.training.moments import ClassSums, Moments, class_sums, draw, pooled
+from fedtail.training.moments import ClassSums, Moments, class_sums, pooled, sample_features
 
 
 def identity(width: int = 2, classes: int = 3) -> SplitModel:
@@ -114,7 +114,7 @@ def test_virtual_features_have_the_moments() -> None:
     covariance = torch.tensor([[2.0, 1.0, 4.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     mean = torch.tensor([[1.0, -1.0], [3.0, 4.0]], dtype=torch.float64)
     told = Moments(torch.tensor([0, 2]), torch.tensor([9, 1]), mean, covariance)
-    drawn = draw(told, 20_000, torch.Generator().manual_seed(0))
+    drawn = sample_features(told, 20_000, torch.Generator().manual_seed(0))
     assert drawn.shape == (2, 20_000, 2)
     assert torch.allclose(drawn[0].mean(dim=0), mean[0].float(), atol=0.06)
     assert torch.allclose(torch.cov(drawn[0].T), whole(covariance[0], 2).float(), atol=0.16)
@@ -128,7 +128,7 @@ def test_a_singular_covariance_is_safe() -> None:
     told = Moments(
         torch.tensor([0]), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.float64), triangle
     )
-    drawn = draw(told, 50, torch.Generator().manual_seed(0))[0]
+    drawn = sample_features(told, 50, torch.Generator().manual_seed(0))[0]
     assert bool(torch.isfinite(drawn).all())
     assert torch.allclose(drawn[:, 1], 2 * drawn[:, 0], atol=1e-4)
     assert float(drawn[:, 0].std()) > 0.5

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from fedtail.errors import FedtailError
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".webp"}
+)
 Mode = Literal["RGB", "L"]
 
 
@@ -63,11 +65,11 @@ class ImageFiles:
 
     def _decoded(self, name: str) -> Tensor:
         path = str(Path(self.root) / name)
-        with opened(path) as image:
+        with open_image(path) as image:
             return as_bytes(_cut(image.convert(self.mode), self.resize, self.size, path))
 
 
-def opened(path: str | Path) -> Image.Image:
+def open_image(path: str | Path) -> Image.Image:
     """Open an image file, or say which one cannot be."""
     try:
         return Image.open(path)
@@ -85,7 +87,7 @@ def as_bytes(image: Image.Image) -> Tensor:
 
 def image_names(folder: Path) -> Sequence[Path]:
     """Return the image files directly in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 def _cut(image: Image.Image, resize: int, size: tuple[int, int], path: str) -> Image.Image:

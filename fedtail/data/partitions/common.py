@@ -62,7 +62,7 @@ def dirichlet(rng: np.random.Generator, concentration: np.ndarray, rows: int = 1
     return draws
 
 
-def cut(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
+def apportion(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     """Turn shares along the last axis into whole numbers that sum to `total`.
 
     The cumulative sums are truncated, as the papers' code does; the last part takes the rest.

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.partitions.common import (
+    apportion,
     attainable,
     by_class,
     check_clients,
-    cut,
     dirichlet,
     parts_of,
     repaired,
@@ -56,7 +56,7 @@ class Dirichlet(Partition):
 
     def _counts(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Draw how many samples of each class (rows) each client (columns) holds."""
-        return cut(dirichlet(rng, np.full(clients, self.alpha), rows=len(sizes)), sizes)
+        return apportion(dirichlet(rng, np.full(clients, self.alpha), rows=len(sizes)), sizes)
 
 
 @Partition.register("dirichlet-balanced")
@@ -77,6 +77,6 @@ class BalancedDirichlet(Dirichlet):
             if size and share.sum() == 0.0:
                 # All of a very small alpha's mass fell on full clients: its limit, one open client.
                 share[rng.choice(np.flatnonzero(~full))] = 1.0
-            counts[c] = cut(share / max(share.sum(), np.finfo(float).tiny), size)
+            counts[c] = apportion(share / max(share.sum(), np.finfo(float).tiny), size)
             held += counts[c]
         return counts

@@ -11,7 +11,7 @@ from fedtail.data.raw import Raw, dataset_from, stratified
 
 TEST_FRACTION = 0.2
 BRIGHTEST = 16
-MEAN, STD = 0.3048, 0.3754
+DIGITS_MEAN, DIGITS_STD = 0.3048, 0.3754
 
 
 @Source.register("digits")
@@ -34,7 +34,7 @@ class Digits(Source):
         images = np.rint(data.images * (255 / BRIGHTEST)).astype(np.uint8)
         train, test = stratified(data.target, TEST_FRACTION, seed=0)
         raw = Raw(images[train], data.target[train], images[test], data.target[test])
-        return dataset_from(raw, self.name, ((MEAN,), (STD,)))
+        return dataset_from(raw, self.name, ((DIGITS_MEAN,), (DIGITS_STD,)))
 
     @classmethod
     def located(cls) -> str | None:

@@ -20,10 +20,10 @@ from fedtail.data.public import Archive, PublicSource
 from fedtail.data.raw import Raw, dataset_from
 from fedtail.errors import FedtailError
 
-ARCHIVE = "fed_emnist.tar.bz2"
+FEMNIST_ARCHIVE = "fed_emnist.tar.bz2"
 H5 = {"train": "fed_emnist_train.h5", "test": "fed_emnist_test.h5"}
-NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]
+CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+Drawings = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @Source.register("femnist")
@@ -40,8 +40,8 @@ class Femnist(PublicSource):
     )
     archives: ClassVar[tuple[Archive, ...]] = (
         Archive(
-            ARCHIVE,
-            f"https://storage.googleapis.com/tff-datasets-public/{ARCHIVE}",
+            FEMNIST_ARCHIVE,
+            f"https://storage.googleapis.com/tff-datasets-public/{FEMNIST_ARCHIVE}",
             "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
         ),
     )
@@ -75,15 +75,16 @@ class Femnist(PublicSource):
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> Raw:
         """Return the arrays of whichever files there are."""
-        if ARCHIVE in files:
-            return _from_archive(files[ARCHIVE])
+        if FEMNIST_ARCHIVE in files:
+            return _from_archive(files[FEMNIST_ARCHIVE])
         read_part = read_leaf if files["train"].is_dir() else read_h5
         return _raw(read_part, files)
 
     @classmethod
     def placing(cls) -> str:
         """Return the formats that can be put in place."""
-        return f"femnist.npz, {ARCHIVE}, or LEAF's JSON files in femnist/train and femnist/test"
+        leaf = "LEAF's JSON files in femnist/train and femnist/test"
+        return f"femnist.npz, {FEMNIST_ARCHIVE}, or {leaf}"
 
 
 def first_of_each(y: np.ndarray, count: int) -> np.ndarray:
@@ -92,7 +93,7 @@ def first_of_each(y: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.concatenate(kept))
 
 
-def read_h5(path: Path) -> Part:
+def read_h5(path: Path) -> Drawings:
     """Return images, labels and writers of one of TFF's files."""
     try:
         h5py = importlib.import_module("h5py")
@@ -105,7 +106,7 @@ def read_h5(path: Path) -> Part:
         )
 
 
-def read_leaf(folder: Path) -> Part:
+def read_leaf(folder: Path) -> Drawings:
     """Return images, labels and writers of a folder of LEAF's JSON files."""
     return _joined(
         (name, np.array(user["x"], np.float32), np.array(user["y"]))
@@ -122,7 +123,7 @@ def _leaf_users(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
         raise FedtailError(f"{path} is not a LEAF file with users and user_data") from error
 
 
-def _joined(writers: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> Part:
+def _joined(writers: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> Drawings:
     """Join the writers; values in 0..1 become bytes, which is what they were made from."""
     images, labels, owners = [], [], []
     for name, x, y in writers:
@@ -134,10 +135,10 @@ def _joined(writers: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> Part:
     return np.concatenate(images), np.concatenate(labels), np.concatenate(owners)
 
 
-def _raw(read_part: Callable[[Path], Part], files: Mapping[str, Path]) -> Raw:
+def _raw(read_part: Callable[[Path], Drawings], files: Mapping[str, Path]) -> Raw:
     x, y, owner = read_part(files["train"])
     x_test, y_test, owner_test = read_part(files["test"])
-    return Raw(x, y, x_test, y_test, NAMES, owner, owner_test)
+    return Raw(x, y, x_test, y_test, CHARACTERS, owner, owner_test)
 
 
 def _from_archive(path: Path) -> Raw:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedtail.data.dataset import About, Dataset, Source
-from fedtail.data.formats.images import ImageFiles, Mode, image_names, opened
+from fedtail.data.formats.images import ImageFiles, Mode, image_names, open_image
 from fedtail.data.raw import Raw
 from fedtail.data.sources.own import OwnSource, PathText, existing
 from fedtail.errors import FedtailError
@@ -59,7 +59,7 @@ class Folder(OwnSource):
         return images[torch.arange(len(images))], np.array([label for _, label in found])
 
     def _format(self, first: Path) -> tuple[Mode, int, int]:
-        with opened(first) as image:
+        with open_image(first) as image:
             grey = self.colour == "grey" or (self.colour == "auto" and image.mode in ("1", "L"))
             width, height = image.size
         mode: Mode = "L" if grey else "RGB"

@@ -12,13 +12,13 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedtail.data.dataset import About, Dataset, Samples, Source, checked_labels
-from fedtail.data.formats.images import ImageFiles, opened
+from fedtail.data.formats.images import ImageFiles, open_image
 from fedtail.data.public import data_folder
 from fedtail.errors import FedtailError
 
-LISTS = ("ImageNet_LT_train.txt", "ImageNet_LT_test.txt")
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+IMAGE_LISTS = ("ImageNet_LT_train.txt", "ImageNet_LT_test.txt")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @Source.register("imagenet_lt")
@@ -43,24 +43,24 @@ class ImagenetLT(Source):
     def load(self) -> Dataset:
         """Read the lists; images stay on disk."""
         root = Path(self.path).expanduser() if self.path else data_folder() / self.name
-        for file in LISTS:
+        for file in IMAGE_LISTS:
             if not (root / file).is_file():
                 raise FedtailError(f"there is no {root / file}: {self.advice()}")
-        names, labels = _read_list(root / LISTS[0])
-        test_names, test_labels = _read_list(root / LISTS[1])
+        names, labels = _read_list(root / IMAGE_LISTS[0])
+        test_names, test_labels = _read_list(root / IMAGE_LISTS[1])
         classes = _class_names(names, labels)
         return Dataset(
-            train=self._samples(root, names, labels, len(classes), LISTS[0]),
-            test=self._samples(root, test_names, test_labels, len(classes), LISTS[1]),
+            train=self._samples(root, names, labels, len(classes), IMAGE_LISTS[0]),
+            test=self._samples(root, test_names, test_labels, len(classes), IMAGE_LISTS[1]),
             classes=classes,
-            mean=MEAN,
-            std=STD,
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
         )
 
     def _samples(
         self, root: Path, names: tuple[str, ...], labels: np.ndarray, classes: int, where: str
     ) -> Samples:
-        opened(root / names[0]).close()  # a wrong folder is told now, not in the first round
+        open_image(root / names[0]).close()  # a wrong folder is told now, not in the first round
         images = ImageFiles(str(root), names, "RGB", self.resize, (self.size, self.size))
         return Samples(images, checked_labels(labels, classes, where))
 
@@ -68,13 +68,13 @@ class ImagenetLT(Source):
     def located(cls) -> str | None:
         """Return the folder, if it has both lists."""
         root = data_folder() / cls.name
-        return str(root) if all((root / file).is_file() for file in LISTS) else None
+        return str(root) if all((root / file).is_file() for file in IMAGE_LISTS) else None
 
     @classmethod
     def advice(cls) -> str:
         """Return what to put where: ImageNet's terms allow no download by a program."""
         return (
-            f"put {' and '.join(LISTS)} with the images they name (train/..., val/...) "
+            f"put {' and '.join(IMAGE_LISTS)} with the images they name (train/..., val/...) "
             f"into {data_folder() / cls.name}, or name their folder as data.path"
         )
 

@@ -22,7 +22,7 @@ from fedtail.errors import FedtailError
 WINDOW = (200, 9)
 VALUES = WINDOW[0] * WINDOW[1]
 ACTIVITIES = 8
-SUFFIXES = (".csv", ".npy")
+IMU_SUFFIXES = (".csv", ".npy")
 
 
 @Source.register("imu")
@@ -67,7 +67,7 @@ class Imu(PublicSource):
 
 
 def _read_people(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(path for path in folder.iterdir() if path.suffix in IMU_SUFFIXES)
     if not files:
         raise FedtailError(f"{folder} holds no .csv or .npy file")
     tables = [_read_table(path) for path in files]

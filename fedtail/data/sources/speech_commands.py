@@ -18,8 +18,8 @@ from fedtail.data.public import Archive, PublicSource
 from fedtail.data.raw import Constants, Raw
 from fedtail.errors import FedtailError
 
-ARCHIVE = "speech_commands_v0.02.tar.gz"
-LISTS = ("validation_list.txt", "testing_list.txt")
+SPEECH_ARCHIVE = "speech_commands_v0.02.tar.gz"
+SPLIT_LISTS = ("validation_list.txt", "testing_list.txt")
 NOISE = "_background_noise_"
 TOGETHER = 1024
 OFFSET, RANGE = -9.0, 61.0
@@ -41,8 +41,8 @@ class SpeechCommands(PublicSource):
     )
     archives: ClassVar[tuple[Archive, ...]] = (
         Archive(
-            ARCHIVE,
-            f"https://storage.googleapis.com/download.tensorflow.org/data/{ARCHIVE}",
+            SPEECH_ARCHIVE,
+            f"https://storage.googleapis.com/download.tensorflow.org/data/{SPEECH_ARCHIVE}",
             "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
         ),
     )
@@ -55,20 +55,22 @@ class SpeechCommands(PublicSource):
     def official(cls, folder: Path) -> dict[str, Path]:
         """Return the archive, or the folder it was unpacked to."""
         own = folder / cls.name
-        unpacked = all((own / name).is_file() for name in LISTS)
+        unpacked = all((own / name).is_file() for name in SPLIT_LISTS)
         return {"folder": own} if unpacked else super().official(folder)
 
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> Raw:
         """Turn every clip into a picture and deal the pictures to the official parts."""
-        path = files.get("folder") or files[ARCHIVE]
+        path = files.get("folder") or files[SPEECH_ARCHIVE]
         contents = _in_folder(path) if path.is_dir() else _in_archive(path)
         return _dealt(*_pictures(contents), str(path))
 
     @classmethod
     def placing(cls) -> str:
         """Return the forms that can be put in place."""
-        return f"speech_commands.npz, {ARCHIVE}, or that archive unpacked as speech_commands/"
+        return (
+            f"speech_commands.npz, {SPEECH_ARCHIVE}, or that archive unpacked as speech_commands/"
+        )
 
 
 def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -80,7 +82,7 @@ def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:
-    for name in LISTS:
+    for name in SPLIT_LISTS:
         yield name, (path / name).read_bytes()
     for file in sorted(path.glob("*/*.wav")):
         yield file.relative_to(path).as_posix(), file.read_bytes()
@@ -101,7 +103,7 @@ def _pictures(
             waiting.clear()
 
     for name, data in contents:
-        if name in LISTS:
+        if name in SPLIT_LISTS:
             lists[name] = set(data.decode("utf-8").split())
         elif name.endswith(".wav") and not name.startswith(NOISE):
             waiting[name] = read_wav(data, name)
@@ -112,7 +114,7 @@ def _pictures(
 
 
 def _dealt(pictures: Mapping[str, Tensor], lists: Mapping[str, set[str]], where: str) -> Raw:
-    missing = [name for name in LISTS if name not in lists]
+    missing = [name for name in SPLIT_LISTS if name not in lists]
     if missing:
         raise FedtailError(f"{where} holds no {missing[0]}")
     test = sorted(name for name in pictures if name in lists["testing_list.txt"])

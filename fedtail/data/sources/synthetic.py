@@ -18,8 +18,8 @@ from fedtail.data.raw import Raw, dataset_from
 from fedtail.rng import numpy_generator
 
 FEATURES = 60
-CLASSES = 10
-SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # the square root of j^-1.2
+SYNTHETIC_CLASSES = 10
+FEATURE_DEVIATIONS = np.arange(1, FEATURES + 1) ** -0.6  # the square root of j^-1.2
 TRAIN_SHARE = 0.9
 
 
@@ -60,7 +60,7 @@ class Synthetic(Source):
             y_train,
             x_test,
             y_test,
-            classes=[str(c) for c in range(CLASSES)],
+            classes=[str(c) for c in range(SYNTHETIC_CLASSES)],
             client_train=np.repeat(everyone, train),
             client_test=np.repeat(everyone, sizes - train),
         )
@@ -75,10 +75,10 @@ class Synthetic(Source):
     def _client(self, k: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         rng = numpy_generator(self.seed, "data.synthetic", client=k)
         u, centre = rng.standard_normal(2) * (self.lam, self.mu)
-        weight = rng.standard_normal((FEATURES, CLASSES)) + u
-        bias = rng.standard_normal(CLASSES) + u
+        weight = rng.standard_normal((FEATURES, SYNTHETIC_CLASSES)) + u
+        bias = rng.standard_normal(SYNTHETIC_CLASSES) + u
         mean = rng.standard_normal(FEATURES) + centre
-        x = rng.standard_normal((size, FEATURES)) * SPREAD + mean
+        x = rng.standard_normal((size, FEATURES)) * FEATURE_DEVIATIONS + mean
         return x, (x @ weight + bias).argmax(1)
 
     @classmethod

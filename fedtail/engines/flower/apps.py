@@ -16,23 +16,23 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.executor import FlowerExecutor, Terms
-from fedtail.engines.flower.outcome import Desk, Messenger
+from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
+from fedtail.engines.flower.status import ForwardWarnings, StatusFiles
 from fedtail.engines.flower.store import Files
-from fedtail.engines.flower.worker import serve
+from fedtail.engines.flower.worker import answer_message
 from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.plugins import load_plugins
 from fedtail.setting import Setting, prepare
 
 server_app = ServerApp()
-client_app = ClientApp()
+node_app = ClientApp()
 
 
 @server_app.main()
@@ -40,47 +40,47 @@ def serve_run(grid: Grid, context: Context) -> None:
     """Run the loop, and leave word of how it ended."""
     config = context.run_config
     folder = RunFolder(Path(str(config["out"])))
-    desk = Desk(folder.path)
-    with desk.attended():
-        run_loop(grid, folder, desk, config)
+    status = StatusFiles(folder.path)
+    with status.attended():
+        run_loop(grid, folder, status, config)
 
 
-def run_loop(grid: Grid, folder: RunFolder, desk: Desk, config: Any) -> None:
+def run_loop(grid: Grid, folder: RunFolder, status: StatusFiles, config: Any) -> None:
     """Run all rounds that are left."""
-    setting = described(str(folder.experiment))
+    setting = described_setting(str(folder.experiment))
     experiment = setting.experiment
     with numerics(experiment.threads), ExitStack() as stack:
-        stack.enter_context(locked(desk.folder))
-        watchers: list[Callback] = [Messenger(desk), *own_callbacks(experiment, folder)]
+        stack.enter_context(locked(status.folder))
+        watchers: list[Callback] = [ForwardWarnings(status), *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
-        roster = Roster(grid, int(config["nodes"]), float(config["join"]), warn=desk.warn)
+        roster = Roster(grid, int(config["nodes"]), float(config["join"]), warn=status.warn)
         roster.assemble(float(config["join"]))
-        terms = Terms(
+        terms = RunTerms(
             run=folder.path.name,
             deadline=float(config["deadline"]),
             threads=experiment.threads,
             checkpoint_every=experiment.checkpoint_every,
         )
-        executor = FlowerExecutor(grid, roster, terms, setting.runtime(), desk.journal)
+        executor = FlowerExecutor(grid, roster, terms, setting.runtime(), status.journal)
         Loop(setting, Flower(executor), folder, watchers).run(bool(config["resume"]))
 
 
-@client_app.query("hello")
-@client_app.train()
+@node_app.query("hello")
+@node_app.train()
 def answer(message: Message, context: Context) -> Message:
     """Do the tasks of one message."""
     folder = RunFolder(Path(str(context.run_config["out"])))
-    return serve(
+    return answer_message(
         message,
         context,
-        lambda notes: described(str(folder.experiment)).runtime(),
+        lambda notes: described_setting(str(folder.experiment)).runtime(),
         Files(folder.path / "clients"),
     )
 
 
 @cache  # a simulated client lives as long as its process, and so does its data
-def described(path: str) -> Setting:
+def described_setting(path: str) -> Setting:
     """Return the real things behind the description in a file."""
     plain = load_experiment(Path(path))
     load_plugins(plain.get("plugins", []))

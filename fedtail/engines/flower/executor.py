@@ -1,4 +1,4 @@
-"""An executor whose hands are Flower nodes: jobs go out as messages, and come back or do not.
+"""An executor whose workers are Flower nodes: jobs go out as messages, and come back or do not.
 
 The engine above it is the embedded one: turns, the refusal of bad updates and the clients' states
 are the same code. What it keeps as a client's state is here only the number of a version; the state
@@ -37,7 +37,7 @@ Jobs = list[tuple[int, Job]]  # each with its place among all jobs of the wave
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """What both sides have to know of a run.
 
     Attributes
@@ -78,7 +78,7 @@ class FlowerExecutor:
 
     grid: Grid
     roster: Roster
-    terms: Terms
+    terms: RunTerms
     runtime: Runtime
     journal: Path | None = None
     newest: int = 0

@@ -20,10 +20,10 @@ import tomli_w
 
 from fedtail.callbacks import Callback, Checkpoint, read_records
 from fedtail.engines.embedded import Embedded
-from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.processes import alive
-from fedtail.engines.flower.superlink import Federation
-from fedtail.engines.flower.watch import Watch
+from fedtail.engines.flower.status import StatusFiles
+from fedtail.engines.flower.superlink import FlowerProcesses
 from fedtail.errors import FedtailError, RunStopped, suggestion
 from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
@@ -34,7 +34,7 @@ from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 from fedtail.signals import ended_by_signals
 
-POLL = 0.3
+FOLLOW_EVERY = 0.3
 START = 300.0
 """Seconds that the server app may take to begin."""
 
@@ -77,7 +77,7 @@ class Launch:
         check_described(experiment)
         setting = prepare(experiment)
         loop = Loop(setting, Embedded(setting.runtime()), folder, callbacks)
-        desk = Desk(folder.path)
+        status = StatusFiles(folder.path)
         with ExitStack() as stack:
             stack.enter_context(locked(folder.path))
             folder.must_be_a_run() if resume else folder.must_be_new()
@@ -86,8 +86,8 @@ class Launch:
                 folder.must_be_on(setting.digests())
             loop.begin()
             # A server app whose launcher was killed may still be at work.
-            with locked(desk.folder):
-                desk.clear()
+            with locked(status.folder):
+                status.clear()
                 write_atomic(launch_file(folder.path), json.dumps(asdict(self)))
             done = rounds_saved(setting, folder) if resume else 0
             loop.tell_start(done)
@@ -95,13 +95,15 @@ class Launch:
                 stack.callback(callback.close)
             stack.enter_context(ended_by_signals())
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtail-")))
-            federation = Federation(home, desk.folder, self.tls, self.engine == "ray")
+            federation = FlowerProcesses(home, status.folder, self.tls, self.engine == "ray")
             stack.callback(federation.close)
             self.start(federation, len(setting.federation), folder, resume)
-            self.wait(federation, desk, Watch(folder, callbacks, done))
+            self.wait(federation, status, RunFollower(folder, callbacks, done))
         return collect(setting, folder, callbacks)
 
-    def start(self, federation: Federation, clients: int, folder: RunFolder, resume: bool) -> None:
+    def start(
+        self, federation: FlowerProcesses, clients: int, folder: RunFolder, resume: bool
+    ) -> None:
         """Start all processes and submit the run."""
         nodes = min(self.nodes, clients)
         config = {
@@ -121,14 +123,14 @@ class Launch:
             federation.add_node(partition, nodes)
         federation.submit(app)
 
-    def wait(self, federation: Federation, desk: Desk, watch: Watch) -> None:
+    def wait(self, federation: FlowerProcesses, status: StatusFiles, watch: RunFollower) -> None:
         """Wait for the end of the run, or for that of a process it cannot do without."""
         link, *nodes = federation.started
         until = time.monotonic() + START
         while True:
             federation.look()
             watch.look()
-            said = desk.read()
+            said = status.read()
             if said.get("ended"):
                 watch.look()
                 return judge(said)
@@ -137,13 +139,13 @@ class Launch:
                 raise RunStopped(f"the {link.ended}")
             if nodes and all(node.ended for node in nodes):
                 raise RunStopped(f"all nodes are gone: {nodes[0].ended}")
-            if said and not alive(said["pid"]) and not desk.read().get("ended"):
-                raise RunStopped(f"the server app was killed (logs: {desk.folder})")
+            if said and not alive(said["pid"]) and not status.read().get("ended"):
+                raise RunStopped(f"the server app was killed (logs: {status.folder})")
             if not said and time.monotonic() > until:
                 raise RunStopped(
-                    f"the server app did not begin within {START:.0f} s (logs: {desk.folder})"
+                    f"the server app did not begin within {START:.0f} s (logs: {status.folder})"
                 )
-            time.sleep(POLL)
+            time.sleep(FOLLOW_EVERY)
 
 
 def launch_file(run: Path) -> Path:
@@ -212,7 +214,7 @@ def write_app(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir()
     parts = {
         "serverapp": "fedtail.engines.flower.apps:server_app",
-        "clientapp": "fedtail.engines.flower.apps:client_app",
+        "clientapp": "fedtail.engines.flower.apps:node_app",
     }
     project = {
         "project": {"name": "fedtail-run", "version": "1.0.0", "dependencies": []},

@@ -11,7 +11,7 @@ from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.methods import Method
 
-NAMES = {
+TEMPLATE_FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "task.py": "{package}/task.py",
@@ -50,7 +50,7 @@ def new_app(folder: Path, method: str = "creff", publisher: str = "me") -> list[
     make_folder(folder / package)
     written = [folder / package / "__init__.py"]
     write_atomic(written[0], f'"""The Flower app {app}."""\n')
-    for name, place in NAMES.items():
+    for name, place in TEMPLATE_FILES.items():
         text = (files("fedtail.engines.flower") / "template" / f"{name}.txt").read_text("utf-8")
         written.append(folder / place.format(package=package))
         write_atomic(written[-1], Template(text).substitute(words))

@@ -1,6 +1,6 @@
 """Processes of this machine: started with a log, stopped with everything that they started.
 
-Run as a program, this file is the guardian that ends them if whoever started them is killed.
+Run as a program, this file is the watchdog that ends them if whoever started them is killed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 GRACE = 8.0
 """Seconds that a process has to end by itself."""
-
-PROC = Path("/proc/self/stat")
-"""Where Linux says of a process what other systems have to be asked for by `ps`."""
-
-Birth = tuple[int, str]
-"""A process: its number, and when it began, because numbers are used again."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) 
 
 
 @dataclass(frozen=True)
-class Guardian:
+class Watchdog:
     """A process that waits at the end of a pipe: a kill of this one closes it, too.
 
     Then it ends what it was told of, with all that those have started, and removes a folder.
@@ -66,7 +62,7 @@ class Guardian:
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def over(cls, folder: Path) -> Guardian:
+    def over(cls, folder: Path) -> Watchdog:
         """Start one."""
         # As a file, because importing the package takes longer than some runs.
         command = [sys.executable, "-I", __file__, str(folder)]
@@ -93,21 +89,21 @@ class Guardian:
             self.process.communicate()
 
 
-def guard(folder: Path) -> None:
-    """Be a guardian: read numbers of processes until the pipe closes, then end them."""
-    told: set[Birth] = set()
+def keep_watch(folder: Path) -> None:
+    """Be a watchdog: read numbers of processes until the pipe closes, then end them."""
+    told: list[psutil.Process] = []
     while line := sys.stdin.readline():
-        pid = int(line)
-        told |= {(pid, born) for p, (_, born) in _table().items() if p == pid}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            told.append(psutil.Process(int(line)))
     roots = _alive(told)
-    family = descendants(*(pid for pid, _ in roots)) | set(roots)
+    family = descendants(*(root.pid for root in roots)) | set(roots)
     _signal(roots, signal.SIGTERM)
     _wait(family, time.monotonic() + GRACE)
     _signal(_alive(family), signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
+def stop(started: Iterable[Started], seen: Iterable[psutil.Process] = ()) -> None:
     """End processes and all that they started; those that do not listen are killed.
 
     Parameters
@@ -133,23 +129,21 @@ def stop(started: Iterable[Started], seen: Iterable[Birth] = ()) -> None:
     _wait(family, time.monotonic() + GRACE)  # on a busy machine, also a killed one takes a moment
 
 
-def descendants(*pids: int) -> set[Birth]:
+def descendants(*pids: int) -> set[psutil.Process]:
     """Return the children of processes, their children, and so on."""
-    table = _table()
-    found: set[Birth] = set()
-    parents = set(pids)
-    while parents:
-        children = {(p, born) for p, (parent, born) in table.items() if parent in parents} - found
-        found |= children
-        parents = {p for p, _ in children}
-    return found
+    found: set[psutil.Process] = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update(psutil.Process(pid).children(recursive=True))
+    return set(_alive(found))
 
 
 def alive(pid: int) -> bool:
     """Whether there is a process of this number that has not ended."""
-    if PROC.exists():  # asked several times a second: the whole table would be read each time
-        return _from_proc(Path(f"/proc/{pid}/stat")) is not None
-    return pid in _table()
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_ports(count: int) -> list[int]:
@@ -161,42 +155,21 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _alive(births: Iterable[Birth]) -> list[Birth]:
-    table = _table()
-    return [(pid, born) for pid, born in births if pid in table and table[pid][1] == born]
+def _alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    # Asked of both: a number may be used again, and what has ended may wait for its parent.
+    return [one for one in processes if one.is_running() and alive(one.pid)]
 
 
-def _signal(births: Iterable[Birth], number: signal.Signals) -> None:
-    for pid, _ in births:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
 
 
-def _wait(births: Iterable[Birth], until: float) -> None:
-    while _alive(births) and time.monotonic() < until:
+def _wait(processes: Iterable[psutil.Process], until: float) -> None:
+    while _alive(processes) and time.monotonic() < until:
         time.sleep(0.1)
 
 
-def _table() -> dict[int, tuple[int, str]]:
-    """Return the parent and the begin of every running process."""
-    if PROC.exists():
-        return dict(filter(None, map(_from_proc, Path("/proc").glob("[0-9]*/stat"))))
-    command = ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    rows = [line.split(None, 3) for line in lines]
-    return {int(row[0]): (int(row[1]), row[3]) for row in rows if not row[2].startswith("Z")}
-
-
-def _from_proc(path: Path) -> tuple[int, tuple[int, str]] | None:
-    try:
-        # The name in brackets may hold anything; what is counted comes after it.
-        fields = path.read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    if fields[0] == "Z":
-        return None
-    return int(path.parent.name), (int(fields[1]), fields[19])
-
-
 if __name__ == "__main__":
-    guard(Path(sys.argv[1]))
+    keep_watch(Path(sys.argv[1]))

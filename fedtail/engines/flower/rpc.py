@@ -17,7 +17,7 @@ from fedtail.protocol import Payload
 NodeId = int
 POLL = 0.2
 """Seconds between two looks; Flower's own `send_and_receive` looks every three."""
-MARGIN = 60.0
+EXTRA_SECONDS = 60.0
 """Seconds that a message stays valid beyond the time that its answer is waited for."""
 
 WORDS = {
@@ -73,7 +73,8 @@ def ask(
     until = time.monotonic() + seconds
     nodes = list(contents)
     messages = [
-        Message(contents[node], node, kind, ttl=seconds + MARGIN, group_id=group) for node in nodes
+        Message(contents[node], node, kind, ttl=seconds + EXTRA_SECONDS, group_id=group)
+        for node in nodes
     ]
     ids = list(grid.push_messages(messages))
     waiting = {sent: node for node, sent in zip(nodes, ids, strict=False) if sent}

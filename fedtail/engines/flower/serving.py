@@ -18,23 +18,23 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.data.dataset import Dataset, Samples, Source, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
 from fedtail.data.partitions import Natural
-from fedtail.data.split import Recipe, Split
+from fedtail.data.split import Split, SplitRecipe
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.executor import FlowerExecutor, Terms
-from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
+from fedtail.engines.flower.status import StatusFiles
 from fedtail.engines.flower.user_client import ModelMaker, networks
 from fedtail.engines.runtime import numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.methods import Method
 from fedtail.result import Result
 from fedtail.setting import Setting, choose_device, runs_on_images
@@ -101,7 +101,7 @@ def serve(
     folder.must_be_a_run() if resume else folder.must_be_new()
     setting = remote(config, method, model, test, tuple(classes), tuple(class_counts))
     experiment = setting.experiment
-    desk = Desk(folder.path)
+    status = StatusFiles(folder.path)
     with numerics(experiment.threads), ExitStack() as stack:
         stack.enter_context(locked(folder.path))
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
@@ -115,9 +115,9 @@ def serve(
         )
         loop = Loop(setting, Flower(executor), folder, watchers)
         loop.begin()
-        desk.clear()
-        executor.journal = desk.journal
-        with desk.attended():
+        status.clear()
+        executor.journal = status.journal
+        with status.attended():
             return loop.run(resume)
 
 
@@ -126,7 +126,7 @@ def executor_of(
 ) -> FlowerExecutor:
     """Return the executor that carries this setting's tasks to clients with data of their own."""
     experiment = setting.experiment
-    terms = Terms(
+    terms = RunTerms(
         run=run,
         deadline=deadline,
         threads=experiment.threads,
@@ -164,7 +164,7 @@ def remote(
     none = Samples(torch.empty(0, *shape[1:]), torch.empty(0, dtype=torch.int64))
     parts = [np.empty(0, np.int64)] * experiment.clients
     empty = np.empty(0, np.int64)
-    recipe = Recipe(
+    recipe = SplitRecipe(
         tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
     )
     dataset = Dataset(none, held, classes)

@@ -20,11 +20,11 @@ from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
 from fedtail.engines.flower.scrubbing import PublicError
-from fedtail.engines.wire import pack_tensors, unpack_tensors
 from fedtail.files import make_folder, remove, write_atomic
 from fedtail.protocol import ClientId
+from fedtail.tensors import pack_tensors, unpack_tensors
 
-State = dict[str, Tensor]
+ClientState = dict[str, Tensor]
 SMALL = 1_000_000
 """Bytes of a state that `Context.state` is trusted with; losses were seen from 100 MB on."""
 
@@ -36,10 +36,10 @@ class StateLost(PublicError):
 class Store(Protocol):
     """Keeps versions of clients' states; version 0 is the empty state of a new client."""
 
-    def load(self, client: ClientId, version: int) -> State:
+    def load(self, client: ClientId, version: int) -> ClientState:
         """Return a version, or raise `StateLost`."""
 
-    def save(self, client: ClientId, version: int, state: State, keep: Iterable[int]) -> None:
+    def save(self, client: ClientId, version: int, state: ClientState, keep: Iterable[int]) -> None:
         """Keep a state under a number, and of the others those that are still needed."""
 
 
@@ -49,16 +49,16 @@ class Files:
 
     folder: Path
 
-    def load(self, client: ClientId, version: int) -> State:
+    def load(self, client: ClientId, version: int) -> ClientState:
         """Read a version."""
         if not version:
             return {}
         path = self._path(client, version)
         if not path.is_file():
-            raise lost(client, version)
+            raise state_lost(client, version)
         return unpack_tensors(path.read_bytes(), f"the state of client {client}")
 
-    def save(self, client: ClientId, version: int, state: State, keep: Iterable[int]) -> None:
+    def save(self, client: ClientId, version: int, state: ClientState, keep: Iterable[int]) -> None:
         """Write a version, then remove those that nobody goes back to."""
         path = self._path(client, version)
         make_folder(path.parent)
@@ -79,7 +79,7 @@ class InContext:
     context: Context
     files: Files
 
-    def load(self, client: ClientId, version: int) -> State:
+    def load(self, client: ClientId, version: int) -> ClientState:
         """Return a version from wherever it is."""
         held = self.context.state.config_records.get(f"{client}@{version}")
         if held is None:
@@ -89,7 +89,7 @@ class InContext:
             data if isinstance(data, bytes) else b"damaged", f"the state of client {client}"
         )
 
-    def save(self, client: ClientId, version: int, state: State, keep: Iterable[int]) -> None:
+    def save(self, client: ClientId, version: int, state: ClientState, keep: Iterable[int]) -> None:
         """Keep a version where it fits, and forget those that nobody goes back to."""
         keep = set(keep)
         data = pack_tensors(state)
@@ -103,7 +103,7 @@ class InContext:
             self.context.state[f"{client}@{version}"] = ConfigRecord({"state": data})
 
 
-def lost(client: ClientId, version: int) -> StateLost:
+def state_lost(client: ClientId, version: int) -> StateLost:
     """Return the error for a version that is not there."""
     return StateLost(
         f"has lost its state (version {version}): its node was restarted without a state folder, "

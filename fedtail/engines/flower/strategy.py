@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.federation import Federation
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.executor import FlowerExecutor, Terms
+from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.user_client import ModelMaker, networks
 from fedtail.engines.runtime import Runtime, numerics
@@ -181,7 +181,7 @@ class MethodStrategy(FedAvg):
                 self.trained = self.method.build_model(self.base)
         roster = Roster(grid, self.clients, self.join, kind="train")
         roster.assemble(self.join)
-        terms = Terms(
+        terms = RunTerms(
             run="",
             deadline=self.timeout,
             threads=self.threads,

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from fedtail.engines.flower.processes import (
-    Birth,
-    Guardian,
     Started,
+    Watchdog,
     descendants,
     free_ports,
     start,
@@ -38,7 +39,7 @@ SUBMIT = 180.0
 
 
 @dataclass
-class Federation:
+class FlowerProcesses:
     """Processes of one federation.
 
     Attributes
@@ -57,9 +58,9 @@ class Federation:
     logs: Path
     tls: bool = False
     simulation: bool = False
-    guardian: Guardian | None = None
+    watchdog: Watchdog | None = None
     started: list[Started] = field(default_factory=list)
-    seen: set[Birth] = field(default_factory=set)
+    seen: set[psutil.Process] = field(default_factory=set)
     port: int = 0
     certificates: Certificates | None = None
 
@@ -80,8 +81,8 @@ class Federation:
     def close(self) -> None:
         """End everything that was started."""
         stop(self.started, self.seen)
-        if self.guardian is not None:
-            self.guardian.dismiss()
+        if self.watchdog is not None:
+            self.watchdog.dismiss()
 
     def open(self) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -170,10 +171,10 @@ class Federation:
         return said
 
     def _start(self, name: str, command: list[str]) -> Started:
-        self.guardian = self.guardian or Guardian.over(self.home)
+        self.watchdog = self.watchdog or Watchdog.over(self.home)
         one = start(name, command, self.logs / f"{name}.log", self.env)
         self.started.append(one)
-        self.guardian.watch(one)
+        self.watchdog.watch(one)
         return one
 
     def _wait_until_ready(self) -> None:

@@ -19,7 +19,7 @@ from fedtail.data.augment import Augment
 from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.engines.flower.scrubbing import PublicError
-from fedtail.engines.flower.worker import Notes, introduction, serve
+from fedtail.engines.flower.worker import Notes, answer_message, introduction
 from fedtail.engines.runtime import Runtime
 from fedtail.methods import Method
 from fedtail.models.split_model import SplitModel
@@ -27,7 +27,7 @@ from fedtail.rng import contained, derive
 from fedtail.setting import choose_device, runs_on_images
 
 ModelMaker = nn.Module | Callable[[], nn.Module]
-LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
+LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "fine_label")
 
 
 def client_app(
@@ -53,7 +53,7 @@ def client_app(
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        return serve(
+        return answer_message(
             message,
             context,
             lambda n: runtime(n, context, model, data(context), augment, device),
@@ -87,7 +87,7 @@ def handle(
     augment, device
         As in `client_app`.
     """
-    return serve(
+    return answer_message(
         message,
         context,
         lambda n: runtime(n, context, model, dataset, augment, device),
@@ -168,12 +168,12 @@ def tensors_of(dataset: Any) -> tuple[Tensor, Tensor]:
 
 def _pair(item: Any) -> tuple[Tensor, int]:
     if isinstance(item, Mapping):
-        label = next((name for name in LABELS if name in item), None)
+        label = next((name for name in LABEL_COLUMNS if name in item), None)
         inputs = [value for value in item.values() if isinstance(value, Tensor) and value.ndim]
         if label is None or len(inputs) != 1:
             raise PublicError(
                 "has data of an unknown form: a sample is a pair of input and label, or a "
-                f"dictionary with one tensor and one of {', '.join(LABELS)}"
+                f"dictionary with one tensor and one of {', '.join(LABEL_COLUMNS)}"
             )
         return inputs[0], int(item[label])
     x, y = item

@@ -30,7 +30,7 @@ Notes = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-def serve(
+def answer_message(
     message: Message,
     context: Context,
     runtime: Callable[[Notes], Runtime],
@@ -59,10 +59,10 @@ def serve(
             # A run that cannot be resumed has no name of its own, and takes Flower's number.
             name = str(notes["run"] or context.run_id)
             kept = open_store(context, name) if store is None else store
-            shift = Shift(runtime(notes), kept, payloads)
+            tasks = MessageTasks(runtime(notes), kept, payloads)
             with numerics(notes["threads"]):
                 frames = Frames.read(notes["frames"]) if "frames" in notes else None
-                content = to_records(*shift.work(notes["jobs"], frames))
+                content = to_records(*tasks.work(notes["jobs"], frames))
     except Exception as error:  # whatever it is, the server hears of it and goes on
         complain(error)
         content = to_records([], {"kind": "failed", "reason": scrubbed(error)})
@@ -90,7 +90,7 @@ def complain(error: Exception) -> None:
 
 
 @dataclass
-class Shift:
+class MessageTasks:
     """The tasks of one message, done one after the other."""
 
     runtime: Runtime

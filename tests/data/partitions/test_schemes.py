@@ -13,7 +13,7 @@ from fedtail.data.partitions import (
     Shards,
     TauSampling,
 )
-from fedtail.data.partitions.common import cut, dirichlet, repaired
+from fedtail.data.partitions.common import apportion, dirichlet, repaired
 from fedtail.data.statistics import class_table
 from fedtail.errors import FedtailError
 from fedtail.rng import numpy_generator
@@ -25,8 +25,11 @@ def rng() -> np.random.Generator:
 
 def test_cut_truncates_the_cumulative_shares() -> None:
     # Cumulative 0.25, 0.6, 1.0 of 10: borders 2, 6, 10.
-    assert cut(np.array([0.25, 0.35, 0.4]), 10).tolist() == [2, 4, 4]
-    assert cut(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([3, 5])).tolist() == [[1, 2], [5, 0]]
+    assert apportion(np.array([0.25, 0.35, 0.4]), 10).tolist() == [2, 4, 4]
+    assert apportion(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([3, 5])).tolist() == [
+        [1, 2],
+        [5, 0],
+    ]
 
 
 def test_dirichlet_draws_are_always_shares() -> None:

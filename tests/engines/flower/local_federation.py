@@ -13,14 +13,14 @@ from flwr.clientapp import ClientApp
 from local_grid import LocalGrid
 
 from fedtail import Experiment
-from fedtail.callbacks import Callback
+from fedtail.callbacks import Callback, own_callbacks
 from fedtail.engines.flower.engine import Flower
-from fedtail.engines.flower.executor import FlowerExecutor, Terms
+from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
-from fedtail.engines.flower.worker import serve
+from fedtail.engines.flower.worker import answer_message
 from fedtail.engines.runtime import Runtime
 from fedtail.folder import RunFolder
-from fedtail.loop import Loop, own_callbacks
+from fedtail.loop import Loop
 from fedtail.result import Result
 from fedtail.setting import prepare
 
@@ -30,7 +30,7 @@ def app_for(runtime: Runtime) -> ClientApp:
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        return serve(message, context, lambda notes: runtime)
+        return answer_message(message, context, lambda notes: runtime)
 
     app.train()(answer)
     app.query("hello")(answer)
@@ -52,7 +52,7 @@ class Federation:
         setting = prepare(self.experiment)
         warn = print if self.warnings is None else self.warnings.append
         roster = Roster(self.grid, self.nodes, seconds=self.deadline, warn=warn)
-        terms = Terms("r1", self.deadline, checkpoint_every=self.experiment.checkpoint_every)
+        terms = RunTerms("r1", self.deadline, checkpoint_every=self.experiment.checkpoint_every)
         return Flower(FlowerExecutor(self.grid, roster, terms, setting.runtime(), self.journal))
 
     def run(

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedtail.engines.flower.processes import descendants
-from fedtail.engines.wire import unpack_tensors
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 PLUGIN = '''
 """Clients that misbehave when a file tells them to."""
@@ -114,12 +116,9 @@ class Run:
     def family(self) -> dict[int, str]:
         """Return the command line of every process that the run started."""
         found = {}
-        for pid, _ in descendants(self.process.pid):
-            try:
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            found[pid] = line
+        for one in descendants(self.process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[one.pid] = " ".join(one.cmdline())
         return found
 
     def find(self, *words: str) -> list[int]:

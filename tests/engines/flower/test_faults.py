@@ -8,10 +8,11 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from real import PLUGIN, QUICK, Run, kill, running
 
-from fedtail.engines.flower.processes import Birth, Started, alive, descendants, start, stop
+from fedtail.engines.flower.processes import Started, alive, descendants, start, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flower")]
 
@@ -68,7 +69,7 @@ def supervised(run: Run, command: list[str], env: dict[str, str], seconds: float
     Flower refuses a node that it still takes for online, so the first attempts may fail.
     """
     started: list[Started] = []
-    seen: set[Birth] = set()
+    seen: set[psutil.Process] = set()
     until = time.monotonic() + seconds
     try:
         while run.process.poll() is None:
@@ -141,7 +142,7 @@ def test_whoever_ends_the_run_ends_everything_that_was_started(
         assert len([line for line in family.values() if "flower-supernode" in line]) >= 3
         run.process.send_signal(number)
         assert run.end(60) == code
-        until = time.monotonic() + (60 if number == signal.SIGKILL else 0)  # for the guardian
+        until = time.monotonic() + (60 if number == signal.SIGKILL else 0)  # for the watchdog
         while any(map(alive, family)) and time.monotonic() < until:
             time.sleep(0.1)
         assert [pid for pid in family if alive(pid)] == []

@@ -18,10 +18,10 @@ from command_line import fedtail, one_sentence
 from fedtail import Experiment, FedtailError, RunStopped, run
 from fedtail.callbacks import Callback
 from fedtail.engines.flower import Launch
+from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.launcher import judge, launch_file, stored_launch
-from fedtail.engines.flower.outcome import Desk
 from fedtail.engines.flower.processes import Started, alive, descendants, free_ports, start, stop
-from fedtail.engines.flower.watch import Watch
+from fedtail.engines.flower.status import StatusFiles
 from fedtail.folder import RunFolder
 
 FAMILY = """
@@ -53,7 +53,7 @@ def test_stopping_ends_children_that_left_the_session(tmp_path: Path) -> None:
     children = descendants(made.process.pid)
     assert len(children) == 1
     stop([made])
-    assert not any(alive(pid) for pid, _ in children)
+    assert not any(alive(one.pid) for one in children)
     assert made.ended == f"parent ended with exit code -15 (log: {tmp_path / 'log'})"
 
 
@@ -65,9 +65,9 @@ def test_stopping_ends_the_orphans_of_a_killed_parent(tmp_path: Path) -> None:
     made.process.kill()
     made.process.wait()
     assert descendants(made.process.pid) == set()
-    assert all(alive(pid) for pid, _ in seen)
+    assert all(alive(one.pid) for one in seen)
     stop([made], seen)
-    assert not any(alive(pid) for pid, _ in seen)
+    assert not any(alive(one.pid) for one in seen)
 
 
 @pytest.mark.slow
@@ -94,10 +94,10 @@ def test_only_what_was_started_is_stopped(tmp_path: Path) -> None:
 STARTER = """
 import sys, time
 from pathlib import Path
-from fedtail.engines.flower.processes import Guardian, start
-guardian = Guardian.over(Path("home"))
-guardian.watch(start("parent", [sys.executable, "-c", sys.argv[1]], Path("log"), {}))
-print(guardian.process.pid, flush=True)
+from fedtail.engines.flower.processes import Watchdog, start
+watchdog = Watchdog.over(Path("home"))
+watchdog.watch(start("parent", [sys.executable, "-c", sys.argv[1]], Path("log"), {}))
+print(watchdog.process.pid, flush=True)
 time.sleep(60)
 """
 
@@ -109,18 +109,18 @@ def test_what_a_killed_process_started_is_ended(tmp_path: Path) -> None:
         [sys.executable, "-c", STARTER, FAMILY], stdout=subprocess.PIPE, cwd=tmp_path
     )
     assert starter.stdout is not None
-    guardian = int(starter.stdout.readline())
+    watchdog = int(starter.stdout.readline())
     until = time.monotonic() + 60
     while "up" not in (tmp_path / "log").read_text() and time.monotonic() < until:
         time.sleep(0.05)
     made = descendants(starter.pid)
-    assert len(made) == 3  # the guardian, the parent and its child
+    assert len(made) == 3  # the watchdog, the parent and its child
     starter.kill()
     starter.communicate()
-    while any(alive(pid) for pid, _ in made) and time.monotonic() < until:
+    while any(alive(one.pid) for one in made) and time.monotonic() < until:
         time.sleep(0.05)
-    assert [pid for pid, _ in made if alive(pid)] == []
-    assert guardian in {pid for pid, _ in made}
+    assert [one for one in made if alive(one.pid)] == []
+    assert watchdog in {pid for pid, _ in made}
     assert not (tmp_path / "home").exists()
 
 
@@ -201,15 +201,15 @@ class Told(Callback):
 
 
 def test_a_run_elsewhere_is_watched_through_its_folder(tmp_path: Path) -> None:
-    told, desk = Told(), Desk(tmp_path)
-    desk.clear()
-    watch = Watch(RunFolder(tmp_path), [told], done=1)
+    told, status = Told(), StatusFiles(tmp_path)
+    status.clear()
+    watch = RunFollower(RunFolder(tmp_path), [told], done=1)
     watch.look()
     lines = [
         {"round": n, "dropped": [{"client": 4, "reason": "was ill"}] * (n == 2)} for n in (1, 2)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"rou')
-    desk.warn("odd")
+    status.warn("odd")
     for _ in range(2):
         watch.look()
     assert told.words == ["round 2: client 4 is left out: was ill", 2, "odd"]
@@ -226,11 +226,11 @@ def test_a_run_elsewhere_is_watched_through_its_folder(tmp_path: Path) -> None:
 def test_what_the_server_raised_is_raised_here(
     raised: Exception, expected: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    desk = Desk(tmp_path)
-    desk.clear()
-    assert desk.read() == {}
-    with pytest.raises(type(raised)), desk.attended():
-        assert desk.read() == {"pid": os.getpid(), "reason": "", "ended": ""}
+    status = StatusFiles(tmp_path)
+    status.clear()
+    assert status.read() == {}
+    with pytest.raises(type(raised)), status.attended():
+        assert status.read() == {"pid": os.getpid(), "reason": "", "ended": ""}
         raise raised
     with pytest.raises(expected, match=text):
-        judge(desk.read())
+        judge(status.read())

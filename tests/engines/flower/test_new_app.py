@@ -16,8 +16,8 @@ from flwr.app import Context, RecordDict
 from local_grid import LocalGrid
 
 from fedtail.callbacks import read_records
-from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.superlink import Federation
+from fedtail.engines.flower.status import StatusFiles
+from fedtail.engines.flower.superlink import FlowerProcesses
 
 
 def test_the_app_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +61,14 @@ def test_flwr_run_accepts_it_on_a_real_federation(
     assert fedtail("flower", "new", "app").code == 0
     out = tmp_path / "run"
     with tempfile.TemporaryDirectory(prefix="fedtail-") as home:
-        federation = Federation(Path(home), tmp_path)
+        federation = FlowerProcesses(Path(home), tmp_path)
         try:
             federation.open()
             for partition in range(3):
                 federation.add_node(partition, 3)
             federation.submit(tmp_path / "app", "-c", f'rounds=1 out="{out}"')
             until = time.monotonic() + 500
-            while not (said := Desk(out).read()).get("ended"):
+            while not (said := StatusFiles(out).read()).get("ended"):
                 assert time.monotonic() < until, (tmp_path / "superlink.log").read_text()
                 time.sleep(0.5)
         finally:

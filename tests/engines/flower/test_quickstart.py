@@ -16,9 +16,9 @@ import tomli_w
 from flwr.app import Context, RecordDict
 from local_grid import LocalGrid
 
-from fedtail.engines.flower.superlink import Federation
-from fedtail.engines.wire import unpack_tensors
+from fedtail.engines.flower.superlink import FlowerProcesses
 from fedtail.state import digest
+from fedtail.tensors import unpack_tensors
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "flower.md"
 CONFIG = {
@@ -227,7 +227,7 @@ def test_it_gives_the_same_model_on_real_processes(
     text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
     (tmp_path / "app" / "pyproject.toml").write_text(text)
     with tempfile.TemporaryDirectory(prefix="fedtail-") as home:
-        federation = Federation(Path(home), logs)
+        federation = FlowerProcesses(Path(home), logs)
         try:
             federation.open()
             for partition in range(3):

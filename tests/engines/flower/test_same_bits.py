@@ -28,10 +28,10 @@ from fedtail import (
     run,
 )
 from fedtail.engines.embedded import Embedded
+from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.launcher import Launch, collect, write_app
-from fedtail.engines.flower.outcome import Desk
-from fedtail.engines.flower.superlink import Federation
-from fedtail.engines.flower.watch import Watch
+from fedtail.engines.flower.status import StatusFiles
+from fedtail.engines.flower.superlink import FlowerProcesses
 from fedtail.folder import RunFolder
 from fedtail.loop import Loop
 from fedtail.models.mlp import MLP
@@ -70,21 +70,21 @@ def embedded(name: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowerProcesses]:
     """A SuperLink with three SuperNodes."""
     yield from opened(tmp_path_factory.mktemp("superlink"), simulation=False)
 
 
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowerProcesses]:
     """A SuperLink whose clients are simulated."""
     pytest.importorskip("ray")
     yield from opened(tmp_path_factory.mktemp("ray"), simulation=True)
 
 
-def opened(logs: Path, simulation: bool) -> Iterator[Federation]:
+def opened(logs: Path, simulation: bool) -> Iterator[FlowerProcesses]:
     with tempfile.TemporaryDirectory(prefix="fedtail-") as home:
-        federation = Federation(Path(home), logs, simulation=simulation)
+        federation = FlowerProcesses(Path(home), logs, simulation=simulation)
         try:
             federation.open()
             for partition in range(0 if simulation else 3):
@@ -94,18 +94,18 @@ def opened(logs: Path, simulation: bool) -> Iterator[Federation]:
             federation.close()
 
 
-def on(federation: Federation, name: str, out: Path) -> Result:
+def on(federation: FlowerProcesses, name: str, out: Path) -> Result:
     """Submit one more run to a federation that is already there."""
     setting = prepare(experiment(name))
     folder = RunFolder(out)
     Loop(setting, Embedded(setting.runtime()), folder, []).begin()
-    desk = Desk(folder.path)
-    desk.clear()
+    status = StatusFiles(folder.path)
+    status.clear()
     config = {"out": str(out), "nodes": 3, "deadline": 600.0, "join": 300.0, "resume": False}
     app = write_app(federation.home / f"app-{name}", config)
     options = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     federation.submit(app, *(options if federation.simulation else []))
-    Launch().wait(federation, desk, Watch(folder, []))
+    Launch().wait(federation, status, RunFollower(folder, []))
     return collect(setting, folder, [])
 
 
@@ -123,10 +123,12 @@ def test_a_pool_gives_the_same_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_ray_gives_the_same_model(name: str, ray: Federation, tmp_path: Path) -> None:
+def test_ray_gives_the_same_model(name: str, ray: FlowerProcesses, tmp_path: Path) -> None:
     assert_same(on(ray, name, tmp_path / "run"), name)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_supernodes_give_the_same_model(name: str, superlink: Federation, tmp_path: Path) -> None:
+def test_supernodes_give_the_same_model(
+    name: str, superlink: FlowerProcesses, tmp_path: Path
+) -> None:
     assert_same(on(superlink, name, tmp_path / "run"), name)

@@ -10,17 +10,17 @@ import pytest
 from real import QUICK, running
 
 from fedtail.engines.flower.processes import Started, free_ports, start, stop
-from fedtail.engines.flower.superlink import CONNECTION, Federation, tool
+from fedtail.engines.flower.superlink import CONNECTION, FlowerProcesses, tool
 from fedtail.engines.flower.tls import make_node_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowerProcesses]:
     """A SuperLink that wants TLS and keys."""
     home = tmp_path_factory.mktemp("tls")
-    made = Federation(home, home, tls=True)
+    made = FlowerProcesses(home, home, tls=True)
     try:
         made.open()
         yield made
@@ -28,7 +28,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         made.close()
 
 
-def node(federation: Federation, name: str, *options: str) -> Started:
+def node(federation: FlowerProcesses, name: str, *options: str) -> Started:
     (port,) = free_ports(1)
     command = [tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}"]
     command += ["--port", str(port), "--node-config", "partition-id=0", "--max-retries", "2"]
@@ -36,12 +36,12 @@ def node(federation: Federation, name: str, *options: str) -> Started:
     return start(name, [*command, *options], log, federation.env)
 
 
-def trust(federation: Federation) -> list[str]:
+def trust(federation: FlowerProcesses) -> list[str]:
     assert federation.certificates is not None
     return ["--root-certificates", str(federation.certificates.authority)]
 
 
-def online(federation: Federation) -> int:
+def online(federation: FlowerProcesses) -> int:
     """Return how many nodes the SuperLink says are online."""
     listed = federation.flwr("supernode", "list", CONNECTION, "--format", "json")
     return sum(found["status"] == "online" for found in listed["nodes"])
@@ -60,7 +60,7 @@ def refusal(started: Started, seconds: float = 120) -> str:
     return started.log.read_text()
 
 
-def test_a_registered_node_is_let_in(federation: Federation) -> None:
+def test_a_registered_node_is_let_in(federation: FlowerProcesses) -> None:
     key = federation.new_key("friend")
     options = [*trust(federation), "--auth-supernode-private-key", str(key)]
     friend = node(federation, "friend", *options)
@@ -73,7 +73,7 @@ def test_a_registered_node_is_let_in(federation: Federation) -> None:
         stop([friend])
 
 
-def test_an_unregistered_node_is_refused(federation: Federation) -> None:
+def test_an_unregistered_node_is_refused(federation: FlowerProcesses) -> None:
     key, _ = make_node_key(federation.home, "stranger")
     options = [*trust(federation), "--auth-supernode-private-key", str(key)]
     said = refusal(node(federation, "stranger", *options))
@@ -81,13 +81,13 @@ def test_an_unregistered_node_is_refused(federation: Federation) -> None:
     assert online(federation) == 0
 
 
-def test_a_node_without_a_key_is_refused(federation: Federation) -> None:
+def test_a_node_without_a_key_is_refused(federation: FlowerProcesses) -> None:
     said = refusal(node(federation, "keyless", *trust(federation)))
     assert "SuperNode authentication is enabled" in said
     assert online(federation) == 0
 
 
-def test_a_plaintext_node_is_refused(federation: Federation) -> None:
+def test_a_plaintext_node_is_refused(federation: FlowerProcesses) -> None:
     said = refusal(node(federation, "plain", "--insecure"))
     assert "Giving up reconnection" in said
     assert online(federation) == 0

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from fedtail.callbacks import Callback, read_records
-from fedtail.engines.flower.outcome import Desk
+from fedtail.engines.flower.status import StatusFiles
 from fedtail.folder import RunFolder
 
 logger = logging.getLogger("fedtail")
 
 
-class Watch:
+class RunFollower:
     """Tells callbacks what is new in a run folder.
 
     Parameters
@@ -45,7 +45,7 @@ class Watch:
                 )
                 for callback in self.callbacks:
                     callback.on_round(record)
-        log = Desk(self.folder.path).warnings
+        log = StatusFiles(self.folder.path).warnings
         if log.exists():
             self.warn(log.read_text(encoding="utf-8").splitlines())
 

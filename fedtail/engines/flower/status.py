@@ -22,7 +22,7 @@ from fedtail.plugins import first_line_and_place
 
 
 @dataclass(frozen=True)
-class Desk:
+class StatusFiles:
     """The files of one run."""
 
     run: Path
@@ -81,11 +81,11 @@ class Desk:
 
 
 @dataclass(frozen=True)
-class Messenger(Callback):
+class ForwardWarnings(Callback):
     """Lets the launcher know what the loop warns of."""
 
-    desk: Desk
+    status: StatusFiles
 
     def on_warning(self, message: str) -> None:
         """Pass it on."""
-        self.desk.warn(message)
+        self.status.warn(message)

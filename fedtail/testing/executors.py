@@ -1,4 +1,4 @@
-"""Other hands for a run than the usual ones: separate, recording, lossy, spoiling."""
+"""Other executors for a run than the usual ones: separate, recording, lossy, spoiling."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from fedtail.callbacks import Callback, Record
 from fedtail.engines import Embedded
 from fedtail.engines.executor import Done, Executor, Job, Serial, attempt
 from fedtail.engines.runtime import Runtime, numerics
-from fedtail.engines.wire import pack, pack_tensors, unpack, unpack_tensors
+from fedtail.engines.wire import pack, unpack
 from fedtail.experiment import Experiment
 from fedtail.loop import Loop
 from fedtail.metrics import Evaluation
 from fedtail.protocol import Tensors
 from fedtail.result import Result
 from fedtail.setting import prepare
-from fedtail.testing.federation import CLASSES
+from fedtail.tensors import pack_tensors, unpack_tensors
+from fedtail.testing.federation import NUM_CLASSES
 from fedtail.totals import Sums
 
 
@@ -31,7 +32,7 @@ def run_with(
     executor: Callable[[Runtime], Executor],
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run an experiment with other hands than the usual ones."""
+    """Run an experiment with another executor than the usual one."""
     setting = prepare(chosen)
     engine = Embedded(setting.runtime())
     engine.executor = executor(setting.runtime())
@@ -69,7 +70,7 @@ class Isolated:
         runtime = self.runtimes[1]
         tested = runtime.load_tested(unpack_tensors(pack_tensors(tensors), "a model"))
         parts = [runtime.evaluate(tested, *part) for part in runtime.test_ranges()]
-        return sum(parts, start=Evaluation.empty(CLASSES))
+        return sum(parts, start=Evaluation.empty(NUM_CLASSES))
 
     def close(self) -> None:
         """Nothing was started."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record
-from fedtail.report.document import leave_report
 
 
 class ReportFile(Callback):
@@ -25,4 +24,7 @@ class ReportFile(Callback):
 
     def on_end(self, record: Record, model: Mapping[str, Tensor]) -> None:
         """Write the page."""
+        # Imported when a run is over: until then nobody needs what draws.
+        from fedtail.report.document import leave_report
+
         leave_report(self.folder)

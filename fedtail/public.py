@@ -1,0 +1,138 @@
+"""Everything that `import fedtail` offers: each name once, from the module that defines it."""
+
+from fedtail import methods
+from fedtail.callbacks import Callback, Progress
+from fedtail.data.augment import Augment
+from fedtail.data.dataset import Source
+from fedtail.data.longtail import Exponential, NoTail, Step, Tail
+from fedtail.data.partitions import (
+    IID,
+    BalancedDirichlet,
+    CReFFSplit,
+    Dirichlet,
+    Natural,
+    Partition,
+    Pathological,
+    RedGrapeSplit,
+    Shards,
+    TauSampling,
+)
+from fedtail.data.sources import Arrays, Digits, Npz
+from fedtail.data.split import Split, make_split
+from fedtail.errors import FedtailError, RunStopped
+from fedtail.experiment import Experiment
+from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
+from fedtail.loop import run
+from fedtail.losses import (
+    BalancedSoftmax,
+    CrossEntropy,
+    Focal,
+    LADELoss,
+    LDAMLoss,
+    LocalLoss,
+    LogitCalibration,
+    LossContext,
+    PaCoLoss,
+    RestrictedSoftmax,
+    RIDELoss,
+    WeightedCrossEntropy,
+)
+from fedtail.methods import *  # noqa: F403 - all methods; `make lists` writes which
+from fedtail.models import ModelSpec, Output, SplitModel, experts
+from fedtail.privacy.config import Privacy
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
+from fedtail.reduce import Reduced
+from fedtail.result import Result
+from fedtail.training import (
+    BatchSampler,
+    ClassBalanced,
+    ClassPrior,
+    GlobalPrior,
+    LocalPrior,
+    LocalTraining,
+    PrivateProxyPrior,
+    ProxyPrior,
+    ServerAdagrad,
+    ServerAdam,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
+    Shuffled,
+)
+
+__all__ = [
+    "IID",
+    "Arrays",
+    "Augment",
+    "BalancedDirichlet",
+    "BalancedSoftmax",
+    "BatchSampler",
+    "ByClass",
+    "CReFFSplit",
+    "Callback",
+    "ClassBalanced",
+    "ClassPrior",
+    "Client",
+    "CrossEntropy",
+    "Digits",
+    "Dirichlet",
+    "Exchange",
+    "Experiment",
+    "Exponential",
+    "FedtailError",
+    "First",
+    "Focal",
+    "Form",
+    "GlobalPrior",
+    "LADELoss",
+    "LDAMLoss",
+    "Like",
+    "LocalLoss",
+    "LocalPrior",
+    "LocalTraining",
+    "LogitCalibration",
+    "LossContext",
+    "Mean",
+    "ModelSpec",
+    "Natural",
+    "NoTail",
+    "Npz",
+    "Number",
+    "Output",
+    "PaCoLoss",
+    "Partition",
+    "Pathological",
+    "Payload",
+    "Privacy",
+    "PrivateProxyPrior",
+    "Progress",
+    "ProxyPrior",
+    "RIDELoss",
+    "RedGrapeSplit",
+    "Reduced",
+    "RestrictedSoftmax",
+    "Result",
+    "RunStopped",
+    "Server",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerOptimizer",
+    "ServerSGD",
+    "ServerYogi",
+    "Shards",
+    "Shuffled",
+    "Source",
+    "Split",
+    "SplitModel",
+    "Step",
+    "Tail",
+    "Task",
+    "TauSampling",
+    "Total",
+    "Update",
+    "WeightedCrossEntropy",
+    "experts",
+    "make_split",
+    "run",
+]
+__all__ += methods.__all__
