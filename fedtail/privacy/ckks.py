@@ -3,8 +3,8 @@
 Cheon, Kim, Kim, Song, "Homomorphic Encryption for Arithmetic of Approximate Numbers", ASIACRYPT
 2017. The clients share one secret key; whoever adds ciphertexts has the parameters only. Nothing is
 multiplied, so one prime of 60 bits carries the numbers: with a scale of 2^36 it leaves 23 bits
-before the point, sums up to `LARGEST_SUM`. A ciphertext is then 8 times as large as float32; a chain of
-primes for multiplications that nobody does would make it 20 times.
+before the point, sums up to `LARGEST_SUM`. A ciphertext is then 8 times as large as float32; a
+chain of primes for multiplications that nobody does would make it 20 times.
 """
 
 from __future__ import annotations

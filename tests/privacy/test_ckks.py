@@ -8,7 +8,7 @@ import torch
 
 from fedtail import FedtailError
 from fedtail.privacy.ckks import (
-    LARGEST,
+    LARGEST_SUM,
     PUBLIC,
     SECRET,
     SLOTS,
@@ -143,7 +143,7 @@ def test_a_sum_of_another_number_of_clients_is_noticed(holder: Keyholder, adder:
 
 
 def test_what_would_overflow_is_refused(holder: Keyholder, adder: Adder) -> None:
-    largest = torch.tensor([LARGEST / 2, -LARGEST / 2, 1.0], dtype=torch.float64)
+    largest = torch.tensor([LARGEST_SUM / 2, -LARGEST_SUM / 2, 1.0], dtype=torch.float64)
     opened = holder.open_sum(adder.add([holder.seal(largest, 2)] * 2), 3, 2)
     assert torch.allclose(opened, 2 * largest, rtol=1e-6)
     with pytest.raises(FedtailError, match="too large to be encrypted"):
