@@ -49,6 +49,8 @@ bench: $(STAMP)  ## speed and scale, as ratios in one run
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.encryption
+	$(BIN)/python -m benchmarks.round_memory
+	$(BIN)/python -m benchmarks.round_memory --workers 2
 
 lists: $(STAMP)  ## write the lists of methods, in code and pages, from their classes
 	$(BIN)/python docs/lists.py

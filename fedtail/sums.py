@@ -127,5 +127,5 @@ def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:
     ]
     total = pieces[-1]  # small before large: the least is lost
     for piece in reversed(pieces[:-1]):
-        total = total + piece
+        total += piece
     return total

@@ -35,11 +35,14 @@ class Pile:
         The sum of the weights, exactly; of `First`, the lowest client.
     count
         How many numbers were added.
+    value
+        What it came to, once somebody asked; the integers, which are larger, are gone then.
     """
 
     whole: list[Tensor]
     weight: Fraction = Fraction(0)
     count: int = 0
+    value: Tensor | None = None
 
 
 class Totals(Protocol):
@@ -163,15 +166,18 @@ class Sums:
             return None
         if isinstance(how, First) or not dtype.is_floating_point:
             return pile.whole[0]
-        total = self.total(key)
-        return (total if summed(how) else total / float(pile.weight)).to(dtype)
+        if pile.value is None:
+            total = self.total(key)
+            pile.value = (total if summed(how) else total.div_(float(pile.weight))).to(dtype)
+            pile.whole.clear()
+        return pile.value
 
     # As messages
 
     def payload(self) -> Payload:
         """Return it as a message, in which the integers stand one after the other."""
         tensors = {str(number): whole for number, (_, _, whole, _) in enumerate(self.parts())}
-        return Payload(tensors, {"sums": json.dumps(self.head().plain())})
+        return Payload(tensors, {"sums": json.dumps(self.header().plain())})
 
     def parts(self) -> Iterator[tuple[Key, int, Tensor, Fraction]]:
         """Return the integers of all sums, one by one."""
@@ -179,7 +185,7 @@ class Sums:
             for number, whole in enumerate(pile.whole):
                 yield key, number, whole, pile.weight
 
-    def head(self) -> SumsHeader:
+    def header(self) -> SumsHeader:
         """Return all but the integers."""
         piles = [(k, p.weight, p.count, len(p.whole)) for k, p in self.piles.items()]
         return SumsHeader(piles, dict(self.scalars))

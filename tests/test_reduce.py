@@ -284,10 +284,10 @@ def test_a_sum_that_breaks_off_goes_on_where_it_was() -> None:
         raise EOFError
 
     total = Sums(EVERY)
-    came = total.take(some.head(), broken(3))
+    came = total.take(some.header(), broken(3))
     assert came == 3
-    assert total.take(some.head(), broken(1), came) == 3
-    assert total.take(some.head(), iter(pieces), came) == len(pieces)
+    assert total.take(some.header(), broken(1), came) == 3
+    assert total.take(some.header(), iter(pieces), came) == len(pieces)
     assert contents(total) == contents(whole)
 
 

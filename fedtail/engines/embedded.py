@@ -145,8 +145,9 @@ class Answers:
             for task, clock in wave
         ]
         total = None if self.plan.single else self.total
-        for job, done in zip(jobs, self.engine.executor.perform(jobs, total), strict=True):
-            self._take(job, done)
+        results = iter(self.engine.executor.perform(jobs, total))
+        for job in jobs:  # no zip, which would keep an answer until the next is there
+            self._take(job, next(results))
 
     def _take(self, job: Job, done: Done) -> None:
         task, payload = job.task, done.payload

@@ -23,20 +23,17 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.multiprocessing import get_context
 
-from fedtail.engines.executor import Done, Job, add_up, attempt
+from fedtail.engines.executor import Done, Job, State, add_up, attempt
+from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
 from fedtail.engines.runtime import Clock, Runtime, numerics
-from fedtail.engines.wire import pack, unpack
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.protocol import Payload, Task, Tensors
 from fedtail.reduce import union, within_frames
 from fedtail.sums import Frames
-from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.totals import Sums
 
 logger = logging.getLogger("fedtail")
@@ -47,8 +44,6 @@ LEAVE = 5.0
 """Seconds that workers have to end by themselves."""
 BLOCKS_EACH = 4
 """How many blocks of a wave a worker does: more level out slow clients, fewer carry fewer sums."""
-PIPE_BYTES = 1 << 23
-"""Bytes that go through a pipe at a time: whoever receives them makes a copy."""
 
 
 @dataclass
@@ -74,7 +69,7 @@ class Order:
 
     kind: str
     broadcast: int
-    data: bytes
+    data: Payload | Tensors
     rest: tuple[Any, ...]
     what: str
     jobs: int = 1
@@ -97,7 +92,7 @@ class Failure:
         return cls(first_line_and_place(error), sentence, trace, what)
 
     def error(self) -> Exception:
-        """Return what the parent raises in its runtime."""
+        """Return what the parent raises in its place."""
         said = self.sentence
         error = FedtailError(said) if said else ClientFailed(f"{self.reason}: {self.what}")
         error.add_note(f"In a worker process:\n{self.trace}")
@@ -183,20 +178,17 @@ class Pool:
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs, each block of them by whichever worker is free."""
-        packed: dict[int, tuple[int, bytes]] = {}
+        numbers: dict[int, int] = {}
         orders, blocks = [], list(self._blocks(jobs, total is not None))
         for block in blocks:
             payload = block[0].task.payload
-            if id(payload) not in packed:
-                packed[id(payload)] = (self._next(), pack(payload))
-            told = [
-                (job.task.client, job.task.action, job.clock, pack_tensors(job.state))
-                for job in block
-            ]
+            number = numbers.setdefault(id(payload), self._broadcasts + 1)
+            self._broadcasts = max(self._broadcasts, number)
+            told = [(job.task.client, job.task.action, job.clock, job.state) for job in block]
             # The sum of one is twice as large as itself.
             frames = None if total is None or len(block) == 1 else total.frames
-            what = _names(block)
-            orders.append(Order("task", *packed[id(payload)], (told, frames), what, len(block)))
+            rest, what = (told, frames), _names(block)
+            orders.append(Order("task", number, payload, rest, what, len(block)))
         answers = self._distribute(orders, total)
         return [
             self._done(job, receipt)
@@ -215,15 +207,13 @@ class Pool:
         if isinstance(receipt, Failure):
             return Done(None, job.state, receipt.reason, receipt.error())
         payload, state, reason, added = receipt
-        if reason:
-            return Done(None, job.state, reason)
-        kept = unpack_tensors(state, "a client's state")
-        return Done(None if payload is None else unpack(payload), kept, added=added)
+        return Done(payload, job.state if reason else state, reason, added=added)
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model, each range of the test set by whichever worker is free."""
-        number, data = self._next(), pack_tensors(tensors)
-        orders = [Order("test", number, data, p, "a test") for p in self.runtime.test_ranges()]
+        self._broadcasts += 1
+        ranges = self.runtime.test_ranges()
+        orders = [Order("test", self._broadcasts, tensors, part, "a test") for part in ranges]
         parts: list[Evaluation] = self._distribute(orders)
         return sum(parts, start=Evaluation.empty(self.runtime.federation.num_classes))
 
@@ -235,10 +225,6 @@ class Pool:
         for worker in self._workers:
             worker.process.join(timeout=max(0.0, until - time.monotonic()))
             worker.process.kill()
-
-    def _next(self) -> int:
-        self._broadcasts += 1
-        return self._broadcasts
 
     def _distribute(self, orders: Sequence[Order], total: Sums | None = None) -> list[Any]:
         waiting = deque(enumerate(orders))
@@ -257,15 +243,14 @@ class Pool:
                 del busy[assignment.worker.pipe]
                 number = assignment.number
                 try:
-                    answer = assignment.worker.pipe.recv()
+                    answer, header, expected = receive(assignment.worker.pipe)
                     failed = _failure(answer)
                     if failed is not None and not (self.drop and assignment.order.kind == "task"):
                         raise failed.error()
-                    if total is not None and assignment.order.jobs > 1:
-                        answer, head, shapes = answer
-                        pieces = _incoming(assignment.worker.pipe, shapes)
-                        came[number] = total.take(head, pieces, came[number])
-                        if came[number] < len(shapes):
+                    if total is not None and header is not None:
+                        pieces = incoming(assignment.worker.pipe, expected)
+                        came[number] = total.take(header, pieces, came[number])
+                        if came[number] < len(expected):
                             raise EOFError
                 except (EOFError, OSError):
                     free.append(self._replace(assignment))
@@ -279,7 +264,7 @@ class Pool:
         data = order.data if worker.holds != order.broadcast else None
         worker.holds = order.broadcast
         with contextlib.suppress(ConnectionError):  # as above
-            worker.pipe.send((order.kind, data, order.rest))
+            send(worker.pipe, (order.kind, data, order.rest))
 
     def _over(self, busy: Mapping[Any, Assignment]) -> list[Assignment]:
         """Wait for an answer or a death, at most until the first assignment has taken too long."""
@@ -360,25 +345,25 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
 def _work(runtime: Runtime, pipe: Connection, drop: bool) -> None:
     payload, tested = Payload(), runtime.model
     while True:
-        kind, data, rest = pipe.recv()
+        kind, data, rest = receive(pipe)
         if kind == "task":
-            payload = payload if data is None else unpack(data)
+            payload = payload if data is None else data
             told, frames = rest
             _hand_over(pipe, *_do_block(runtime, payload, told, frames, drop))
         else:
             try:
                 if data is not None:
-                    tested = runtime.load_tested(unpack_tensors(data, "a tested model"))
+                    tested = runtime.load_tested(data)
                 answer: Any = runtime.evaluate(tested, *rest)
             except Exception as error:  # a user's network may fail in any way
                 answer = Failure.of(error, "a test")
-            pipe.send(answer)
+            send(pipe, (answer, None, []))
 
 
 def _do_block(
     runtime: Runtime,
     payload: Payload,
-    told: Sequence[tuple[int, str, Clock, bytes]],
+    told: Sequence[tuple[int, str, Clock, State]],
     frames: Frames | None,
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
@@ -390,7 +375,7 @@ def _do_block(
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
     for client, action, clock, state in told:
-        job = Job(Task(client, action, payload), unpack_tensors(state, "a client's state"), clock)
+        job = Job(Task(client, action, payload), state, clock)
         done = attempt(runtime, job)
         if done.error is not None:
             receipts.append(Failure.of(done.error, str(job)))
@@ -399,47 +384,24 @@ def _do_block(
             continue
         if total is not None:
             done = add_up(job, done, forms[action], runtime.federation.size(client), total)
-        receipts.append(_packed(done))
+        receipts.append((done.payload, {} if done.reason else done.state, done.reason, done.added))
     return receipts, total
-
-
-def _packed(done: Done) -> Any:
-    """Return what of a job's result goes through the pipe."""
-    try:
-        payload = None if done.payload is None else pack(done.payload)
-        return payload, b"" if done.reason else pack_tensors(done.state), done.reason, done.added
-    except Exception as error:  # a sparse tensor, a scalar that is none: the engine refuses them
-        return None, b"", f"sent what no message can carry ({first_line(error)})", None
 
 
 def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:
     """Send what came of a block: receipts, and then the pieces of the sum."""
-    if total is None:
-        pipe.send(receipts)
+    pieces = [] if total is None else [whole for _, _, whole, _ in total.parts()]
+    try:
+        send(pipe, (receipts, None if total is None else total.header(), looks(pieces)))
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        # A sparse tensor, an object of somebody's own: nothing was sent, and nothing is added.
+        reason = f"sent what no message can carry ({first_line(error)})"
+        send(pipe, ([(None, {}, reason, None)] * len(receipts), None, []))
         return
-    pieces = [whole for _, _, whole, _ in total.parts()]
-    pipe.send((receipts, total.head(), [(tuple(t.shape), t.dtype) for t in pieces]))
-    for piece in pieces:
-        for chunk in _chunks(piece):
-            pipe.send_bytes(chunk.numpy().data)
-
-
-def _incoming(pipe: Connection, shapes: Sequence[tuple[Any, torch.dtype]]) -> Iterator[Tensor]:
-    """Receive the pieces of a sum, one at a time."""
-    for shape, dtype in shapes:
-        piece = torch.empty(shape, dtype=dtype)
-        for chunk in _chunks(piece):
-            pipe.recv_bytes_into(chunk.numpy().data)
-        yield piece
-
-
-def _chunks(piece: Tensor) -> Sequence[Tensor]:
-    """Return views of a tensor's bytes, none larger than `PIPE_BYTES`."""
-    return torch.split(piece.reshape(-1).view(torch.uint8), PIPE_BYTES) if piece.numel() else ()
+    send_tensors(pipe, pieces)
 
 
 def _failure(answer: Any) -> Failure | None:
     """Return the failure in an answer, if there is one."""
-    receipts = answer[0] if isinstance(answer, tuple) else answer
-    some = receipts if isinstance(receipts, list) else [receipts]
+    some = answer if isinstance(answer, list) else [answer]
     return next((r for r in some if isinstance(r, Failure)), None)

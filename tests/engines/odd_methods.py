@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class Unsendable(One):
 
     @action
     def ask(self, payload: Payload, client: Client) -> Payload:
-        odd: Any = object()
+        odd: Any = threading.Lock()
         return Payload({"x": torch.ones(1)}, {"odd": odd} if client.id == 1 else {})
 
 
