@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fedtail.report.runs import Plain, Run
 
-MOST_CLIENTS = 200
+MOST_ROWS = 200
 """Rows of the panel; of more clients those with the lowest accuracy, or else the first."""
 
 
@@ -45,7 +45,7 @@ def by_client(run: Run) -> Plain | None:
     return {
         "seed": run.seed,
         "clients": len(rows),
-        "rows": rows[:MOST_CLIENTS],
+        "rows": rows[:MOST_ROWS],
         "worst": tested.get("worst"),
         "spread": tested.get("spread"),
         "personal": ((run.tested or {}).get("personal") or {}).get("accuracy"),

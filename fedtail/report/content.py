@@ -13,7 +13,7 @@ from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
 from fedtail.metrics.scores import SCORES
 from fedtail.report.by_client import by_client
-from fedtail.report.facts import cautions, facts
+from fedtail.report.facts import cautions, head_facts
 from fedtail.report.features import GROUPS, SIDES, FeatureView
 from fedtail.report.lines import Line, Moments, differing, make_lines, moments, seconds
 from fedtail.report.runs import Plain, Run
@@ -57,11 +57,11 @@ def make_content(
     lines = make_lines(runs)
     firsts = [line.runs[0] for line in lines]
     different = differing(firsts, lambda key: True)
-    names = class_names(runs)
+    names = named_classes(runs)
     return {
         "fedtail": __version__,
         "scores": [{"key": key, "title": TITLES[key]} for key in SCORES],
-        "facts": facts(lines),
+        "facts": head_facts(lines),
         "cautions": cautions(lines),
         "classes": names,
         "lines": [_line(line, names) for line in lines],
@@ -173,7 +173,7 @@ def _band(pairs: Sequence[Moments]) -> Plain:
     }
 
 
-def class_names(runs: Sequence[Run]) -> list[str]:
+def named_classes(runs: Sequence[Run]) -> list[str]:
     """Return what the classes of some runs are called: their names, or their numbers."""
     named = next((run.confusion.get("classes") for run in runs if run.confusion), None)
     if isinstance(named, list):
@@ -185,7 +185,7 @@ def class_names(runs: Sequence[Run]) -> list[str]:
 
 def _own_names(line: Line, names: Sequence[str]) -> list[str] | None:
     """Return the class names of a line whose data have others than the report's first; rare."""
-    own = class_names(line.runs)
+    own = named_classes(line.runs)
     # A run that still trains has not written its names, and its classes are but numbers.
     named = any(run.confusion for run in line.runs) and own != list(names)
     return own if own and (named or len(own) != len(names)) else None

@@ -12,7 +12,7 @@ PROTOCOL = ("data", "tail", "partition", "clients", "server_per_class", "groups"
 """Sections of an experiment that decide on what runs train and by what they are scored."""
 
 
-def facts(lines: Sequence[Line]) -> list[Plain]:
+def head_facts(lines: Sequence[Line]) -> list[Plain]:
     """Return title and value of each fact; where lines differ, the values of all of them."""
     tellers: dict[str, Callable[[Run], str]] = {
         "Data": _data,

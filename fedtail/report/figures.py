@@ -11,7 +11,7 @@ from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import by_frequency
 from fedtail.metrics.traffic import GB
-from fedtail.report.content import class_counts, class_names
+from fedtail.report.content import class_counts, named_classes
 from fedtail.report.feature_map import draw_map
 from fedtail.report.features import GROUPS, FeatureView
 from fedtail.report.lines import Line, seconds
@@ -175,7 +175,7 @@ def _classes(axes: Any, lines: Sequence[Line]) -> None:
             colour = COLOURS[number % len(COLOURS)]
             marker = "o" if len(values) <= 20 else ""
             axes.plot(*zip(*known, strict=True), color=colour, label=line.label, marker=marker)
-    _name_classes(axes, class_names(lines[0].runs), class_counts(lines[0]))
+    _name_classes(axes, named_classes(lines[0].runs), class_counts(lines[0]))
     axes.set_ylabel("accuracy (%)")
     _finish(axes)
 
