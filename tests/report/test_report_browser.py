@@ -203,30 +203,30 @@ def test_groups_are_drawn_over_rounds(study: Path, opened: Open) -> None:
 def test_clients_have_a_panel(study: Path, opened: Open) -> None:
     page = opened((study / "report.html").as_uri())
     assert "client_test" in page.locator("#clients .note").inner_text()
-    tested = {"worst": "ward b", "spread": [0.25, 0.375, 0.5, 0.625, 0.75]}
+    tested = {"worst": "<i>ward b</i>", "spread": [0.25, 0.375, 0.5, 0.625, 0.75]}
     last = record(
         2,
         0.5,
         clients=[0, 1],
         dropped=[{"client": 0, "reason": "late"}],
         traffic={"0": [100, 50], "1": [10, 14]},
-        clients_test={**tested, "accuracy": {"ward a": 0.75, "ward b": 0.25}},
+        clients_test={**tested, "accuracy": {"ward a": 0.75, "<i>ward b</i>": 0.25}},
         validation={"accuracy": 0.375},
     )
     first = {**record(1, 0.4, validation={"accuracy": 0.25}), "clients": [1]}
-    split = {**SPLIT, "clients": ["ward a", "ward b"]}
+    split = {**SPLIT, "clients": ["ward a", "<i>ward b</i>"]}
     write_run(study / "wards" / "a", [first, last], split=split)
     write_report(study / "wards.html", [study / "wards"])
     page = opened((study / "wards.html").as_uri())
     told = page.locator("#clients tbody tr").all_inner_texts()
     rows = [[cell.strip() for cell in row.split("\t")] for row in told]
     assert rows == [
-        ["ward b", "25.0", "5", "2", "2", "0", "24 B"],
+        ["<i>ward b</i>", "25.0", "5", "2", "2", "0", "24 B"],
         ["ward a", "75.0", "12", "3", "1", "1", "150 B"],
     ]
     assert page.locator("#clients circle").count() == 2
-    assert "Worst client: ward b (25.0 %)." in page.locator("#clients").inner_text()
-    assert page.locator("#split-map .row-tick").all_text_contents() == ["ward a", "ward b"]
+    assert "Worst client: <i>ward b</i> (25.0 %)." in page.locator("#clients").inner_text()
+    assert page.locator("#split-map .row-tick").all_text_contents() == ["ward a", "<i>ward b</i>"]
     assert page.locator("#validation path.curve").count() == 1
     plain = opened((study / "report.html").as_uri())
     assert plain.locator("#validation-section").is_hidden()

@@ -204,7 +204,7 @@ function confusionPanel(data, state, redraw) {
   const share = (r, c) => counts[order[r]][order[c]] / (sums[order[r]] || 1);
   const names = order.map(name);
   return el("div", {}, chooser("confusion-choice", "Method", lines.map((each) => each.label), chosen, (i) => { state.confusion = i; redraw(); }),
-    el("p", { class: "note" }, `Rows are true classes, columns what the shipped model says, most frequent class first; shares of the row${seeds > 1 ? `, ${seeds} seeds added` : ""}.`),
+    el("p", { class: "note" }, `Rows are true classes, columns what the shipped model says, most frequent class first; shares of the row${seeds > 1 ? `, ${seeds} seeds added` : ""}. A class that it never says has no precision, and counts as 0 in the mean.`),
     el("div", { class: "two confusion" }, heatMap({
       id: "confusion-map", rows: order.map((_, r) => order.map((__, c) => share(r, c))), rowNames: names, columnNames: names,
       rowTitle: "true class", columnTitle: "predicted class", label: `Confusion of ${line.label}`, caption: line.label,
