@@ -67,8 +67,8 @@ function spreadChart(data, shown) {
       svg("line", { x1: x(least), x2: x(greatest), y1: y, y2: y, stroke: paint }), box,
       svg("line", { x1: x(median), x2: x(median), y1: y - 9, y2: y + 9, stroke: paint, "stroke-width": 2.5 }), ...dots, cover];
   });
-  const own = boxed.some((one) => !known(one.spread));
-  const label = own ? "Accuracy of the clients' own models" : "Accuracy by client";
+  const own = boxed.filter((one) => !known(one.spread)).length;
+  const label = own === boxed.length ? "Accuracy of the clients' own models" : own ? "Accuracy by client, or of the clients' own models" : "Accuracy by client";
   return figure("clients", label, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, axis, rows,
     svg("text", { x: (left + width) / 2, y: height - 5, "text-anchor": "middle" }, "accuracy (%)")));
 }
