@@ -74,6 +74,24 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> FedtailError:
     return FedtailError(f"unknown {kind} '{name}'{suggestion(name, known)} ({listed})")
 
 
+def missing_extra(what: str, package: str, extra: str) -> FedtailError:
+    """Return the error for an optional library that is not there, with the command that brings it.
+
+    Parameters
+    ----------
+    what
+        What cannot be done without it.
+    package
+        The library, by the name that people know.
+    extra
+        The extra of ``pyproject.toml`` that it is in.
+    """
+    command = f"pip install '.[{extra}]'"  # from a clone: fedtail is on no index
+    return FedtailError(
+        f"{what} needs {package}, which is not installed: run {command} in a clone of fedtail"
+    )
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return a half-sentence with the nearest of the known names, or nothing."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Runs in MLflow (``pip install 'fedtail[mlflow]'``)."""
+"""Runs in MLflow (the extra ``mlflow``)."""
 
 from __future__ import annotations
 

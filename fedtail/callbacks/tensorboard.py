@@ -1,4 +1,4 @@
-"""Curves and settings in TensorBoard (``pip install 'fedtail[tensorboard]'``)."""
+"""Curves and settings in TensorBoard (the extra ``tensorboard``)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtail.callbacks.base import Record, RunInfo
 from fedtail.callbacks.jsonl import json_ready
-from fedtail.errors import FedtailError
+from fedtail.errors import missing_extra
 from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.scores import SCORES
 
@@ -26,7 +26,7 @@ def require(module: str, title: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise FedtailError(f"{title} is not installed: pip install 'fedtail[{extra}]'") from error
+        raise missing_extra("tracking", title, extra) from error
 
 
 def scalars(record: Record) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases (``pip install 'fedtail[wandb]'``)."""
+"""Runs in Weights & Biases (the extra ``wandb``)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def report(
     figures: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="draw the curves and bars as PNG and PDF", show_default=False
+            metavar="FOLDER",
+            help="draw the curves and bars as PNG, PDF and SVG",
+            show_default=False,
         ),
     ] = None,
     features: Annotated[

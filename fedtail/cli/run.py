@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 
 EXAMPLES = """Examples:
 
-fedtail run --imbalance 20 --alpha 0.3 --rounds 30
+fedtail run --imbalance 20 --alpha 0.3 --rounds 30 --epochs 2 --lr 0.1
 
 fedtail run --data mine.npz --model resnet8 model.width=16 --workers 2
 

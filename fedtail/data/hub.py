@@ -15,7 +15,7 @@ import numpy as np
 from fedtail.data.dataset import checked_labels
 from fedtail.data.longtail import Tail
 from fedtail.data.partitions.base import Labels, Partition
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, missing_extra
 from fedtail.rng import numpy_generator
 
 
@@ -72,9 +72,7 @@ def partitioner(
     try:
         from flwr_datasets.partitioner import Partitioner
     except ImportError as error:
-        raise FedtailError(
-            "partitioners for flwr-datasets need an extra: pip install 'fedtail[hf]'"
-        ) from error
+        raise missing_extra("a partitioner of Flower Datasets", "flwr-datasets", "hf") from error
 
     scheme = type("SchemePartitioner", (_Scheme, Partitioner), {})
     return scheme(partition, clients, label, seed, owner)

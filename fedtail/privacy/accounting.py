@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fedtail.errors import FedtailError
+from fedtail.errors import missing_extra
 from fedtail.privacy.gaussian import smallest, spent_epsilon
 
 ORDERS = (1.1, 1.25, 1.5, 1.75, *range(2, 25), 28, 32, 48)
@@ -79,8 +79,6 @@ def dp_accounting() -> Any:
     try:
         import dp_accounting as module
     except ImportError:
-        raise FedtailError(
-            "differential privacy with sampled clients needs the extra 'privacy': "
-            "pip install 'fedtail[privacy]'"
-        ) from None
+        what = "differential privacy with sampled clients"
+        raise missing_extra(what, "dp-accounting", "privacy") from None
     return module

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, missing_extra
 from fedtail.files import make_folder
 
 SLOTS = 4096
@@ -50,9 +50,7 @@ def tenseal() -> Any:
     try:
         import tenseal as module
     except ImportError:
-        raise FedtailError(
-            "encryption needs the extra 'privacy': pip install 'fedtail[privacy]'"
-        ) from None
+        raise missing_extra("encryption", "TenSEAL", "privacy") from None
     return module
 
 

@@ -12,6 +12,8 @@ from fedtail.errors import FedtailError
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
 from fedtail.metrics.scores import SCORES
+from fedtail.report.by_client import by_client
+from fedtail.report.facts import cautions, head_facts
 from fedtail.report.features import GROUPS, SIDES, FeatureView
 from fedtail.report.lines import Line, MeanAndDeviation, differing, make_lines, moments, seconds
 from fedtail.report.runs import Plain, Run
@@ -55,13 +57,22 @@ def make_content(
     lines = make_lines(runs)
     firsts = [line.runs[0] for line in lines]
     different = differing(firsts, lambda key: True)
+    names = named_classes(runs)
     return {
         "fedtail": __version__,
         "scores": [{"key": key, "title": TITLES[key]} for key in SCORES],
-        "classes": _class_names(runs),
-        "lines": [_line(line) for line in lines],
+        "facts": head_facts(lines),
+        "cautions": cautions(lines),
+        "classes": names,
+        "lines": [_line(line, names) for line in lines],
         "runs": [_run(run, number) for number, line in enumerate(lines) for run in line.runs],
         "splits": _splits(lines),
+        "clients": [
+            {"line": number, **found}
+            for number, line in enumerate(lines)
+            for run in line.runs
+            if (found := by_client(run)) is not None
+        ],
         "differences": [
             {"key": key, "values": [first.settings.get(key) for first in firsts]}
             for key in different
@@ -81,12 +92,13 @@ def make_content(
     }
 
 
-def _line(line: Line) -> Plain:
+def _line(line: Line, names: Sequence[str]) -> Plain:
     kept = thinned(len(line.rounds))
     counts = class_counts(line)
     return {
         "label": line.label,
         "method": line.runs[0].method,
+        "classes": _own_names(line, names),
         "seeds": [run.seed for run in line.runs],
         "rounds": _pick(line.rounds, kept),
         "curves": {key: _band(_pick(line.curve(key), kept)) for key in SCORES},
@@ -99,6 +111,27 @@ def _line(line: Line) -> Plain:
         "counts": counts,
         "groups": _groups(line, counts),
         "confusion": _confusion(line),
+        "validation": _validation(line),
+    }
+
+
+def _validation(line: Line) -> Plain | None:
+    """Return the scores on what clients hold out, over rounds; nothing if nobody holds out."""
+    histories = [
+        {r["round"]: r["validation"] for r in run.records if r.get("validation")}
+        for run in line.runs
+    ]
+    rounds = sorted({at for history in histories for at in history})
+    if not rounds:
+        return None
+    shown = _pick(rounds, thinned(len(rounds)))
+
+    def pair(key: str, at: int) -> MeanAndDeviation:
+        return moments([(history.get(at) or {}).get(key) for history in histories])
+
+    return {
+        "rounds": shown,
+        "curves": {key: _band([pair(key, at) for at in shown]) for key in SCORES},
     }
 
 
@@ -140,13 +173,22 @@ def _band(pairs: Sequence[MeanAndDeviation]) -> Plain:
     }
 
 
-def _class_names(runs: Sequence[Run]) -> list[str]:
+def named_classes(runs: Sequence[Run]) -> list[str]:
+    """Return what the classes of some runs are called: their names, or their numbers."""
     named = next((run.confusion.get("classes") for run in runs if run.confusion), None)
     if isinstance(named, list):
         return [str(name) for name in named]
     longest = max((len((run.tested or {}).get("per_class") or []) for run in runs), default=0)
     held = max((len((run.split or {}).get("class_counts") or []) for run in runs), default=0)
     return [str(number) for number in range(max(longest, held))]
+
+
+def _own_names(line: Line, names: Sequence[str]) -> list[str] | None:
+    """Return the class names of a line whose data have others than the report's first; rare."""
+    own = named_classes(line.runs)
+    # A run that still trains has not written its names, and its classes are but numbers.
+    named = any(run.confusion for run in line.runs) and own != list(names)
+    return own if own and (named or len(own) != len(names)) else None
 
 
 def class_counts(line: Line) -> list[float]:
@@ -197,7 +239,7 @@ def _table(run: Run) -> np.ndarray:
 def _splits(lines: Sequence[Line]) -> list[Plain]:
     """Return each split once, with the runs that used it."""
     found: dict[str, Plain] = {}
-    for line in lines:
+    for number, line in enumerate(lines):
         for run in line.runs:
             counts = (run.split or {}).get("counts")
             if run.split is None or not counts:
@@ -209,6 +251,8 @@ def _splits(lines: Sequence[Line]) -> list[Plain]:
                 {
                     "seed": run.seed,
                     "clients": len(counts),
+                    "names": [str(name) for name in run.split.get("clients") or []][:shown],
+                    "line": number,
                     "counts": counts[:shown],
                     "statistics": run.split.get("statistics") or {},
                     "lines": [],

@@ -18,7 +18,16 @@ from fedtail.report.content import make_content
 from fedtail.report.features import FeatureView
 from fedtail.report.runs import Plain, read_runs
 
-SCRIPTS = ("draw.js", "charts.js", "panels.js", "features.js", "page.js")
+SCRIPTS = (
+    "draw.js",
+    "save.js",
+    "charts.js",
+    "maps.js",
+    "panels.js",
+    "clients.js",
+    "features.js",
+    "page.js",
+)
 """The parts of the script, in the order in which they stand on the page."""
 
 

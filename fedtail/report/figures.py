@@ -1,4 +1,4 @@
-"""Figures for papers: PNG for a look, PDF for the page."""
+"""Figures for papers: PNG for a look, PDF for LaTeX, SVG for the web and for drawing programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import by_frequency
 from fedtail.metrics.traffic import GB
-from fedtail.report.content import class_counts
+from fedtail.report.content import class_counts, named_classes
 from fedtail.report.feature_map import draw_map
 from fedtail.report.features import GROUPS, FeatureView
 from fedtail.report.lines import Line, seconds
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's colours, told apart by people with any kind of colour vision."""
-KINDS = ("png", "pdf")
+KINDS = ("png", "pdf", "svg")
 SIZE = (5.0, 3.2)
 """Of a figure, in inches."""
+NAMED_CLASSES = 25
+"""With more classes the axis says that they go from head to tail, and names none."""
 
 
 def write_figures(
@@ -32,7 +34,7 @@ def write_figures(
     views: Mapping[str, FeatureView] | None = None,
     client: int | None = None,
 ) -> list[Path]:
-    """Write every figure that the runs have numbers for, as PNG and as PDF.
+    """Write every figure that the runs have numbers for, as PNG, PDF and SVG.
 
     Parameters
     ----------
@@ -51,6 +53,7 @@ def write_figures(
     shown = [line for line in lines if line.rounds]
     makers: dict[str, Callable[[Any, Sequence[Line]], None]] = {
         "rounds": _over_rounds,
+        "few": _few_over_rounds,
         "groups": _groups,
         "bytes": _over_bytes,
         "seconds": _over_seconds,
@@ -90,33 +93,49 @@ def _figure() -> Figure:
 
 
 def _rendered(figure: Figure, kind: str) -> bytes:
+    from matplotlib import rc_context
+
     buffer = io.BytesIO()
-    # No date inside: the same runs give the same file.
-    stamp = {"CreationDate": None} if kind == "pdf" else {}
-    figure.savefig(buffer, format=kind, dpi=200, metadata=stamp)
+    # No date inside, and no random names: the same runs give the same file.
+    stamp = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    with rc_context({"svg.hashsalt": "fedtail", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=kind, dpi=200, metadata=stamp)
     return buffer.getvalue()
 
 
-def _curves(axes: Any, lines: Sequence[Line], at: Callable[[Line], Sequence[Any]]) -> None:
+def _curves(
+    axes: Any,
+    lines: Sequence[Line],
+    at: Callable[[Line], Sequence[Any]],
+    key: str = "accuracy",
+) -> None:
     for number, line in enumerate(lines):
         points = [
             (x, 100 * mean, 100 * (std or 0.0))
-            for x, (mean, std) in zip(at(line), line.curve("accuracy"), strict=True)
+            for x, (mean, std) in zip(at(line), line.curve(key), strict=True)
             if x is not None and mean is not None
         ]
+        if not points:
+            continue
         x, mean, std = zip(*points, strict=True)
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(x, mean, color=colour, label=line.label, linewidth=1.5)
+        marker = "o" if len(points) == 1 else ""  # a line of one point is not seen
+        axes.plot(x, mean, color=colour, label=line.label, linewidth=1.5, marker=marker)
         low = [m - s for m, s in zip(mean, std, strict=True)]
         high = [m + s for m, s in zip(mean, std, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel("accuracy (%)" if key == "accuracy" else f"accuracy, {key} (%)")
     _finish(axes)
 
 
 def _over_rounds(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_xlabel("round")
     _curves(axes, lines, lambda line: line.rounds)
+
+
+def _few_over_rounds(axes: Any, lines: Sequence[Line]) -> None:
+    axes.set_xlabel("round")
+    _curves(axes, lines, lambda line: line.rounds, "few")
 
 
 def _over_bytes(axes: Any, lines: Sequence[Line]) -> None:
@@ -156,9 +175,19 @@ def _classes(axes: Any, lines: Sequence[Line]) -> None:
             colour = COLOURS[number % len(COLOURS)]
             marker = "o" if len(values) <= 20 else ""
             axes.plot(*zip(*known, strict=True), color=colour, label=line.label, marker=marker)
-    axes.set_xlabel("classes, from the most to the least frequent")
+    _name_classes(axes, named_classes(lines[0].runs), class_counts(lines[0]))
     axes.set_ylabel("accuracy (%)")
     _finish(axes)
+
+
+def _name_classes(axes: Any, names: Sequence[str], counts: Sequence[float]) -> None:
+    """Write the names of the classes, from head to tail, where there is room for them."""
+    if len(names) == len(counts) <= NAMED_CLASSES:
+        shown = [names[c] for c in by_frequency([round(n) for n in counts])]
+        slanted = max(map(len, shown), default=0) > 3
+        turn = {"rotation": 45, "ha": "right"} if slanted else {}
+        axes.set_xticks(range(len(shown)), shown, fontsize=8, **turn)
+    axes.set_xlabel("classes, from the most to the least frequent")
 
 
 def _norms(axes: Any, views: Mapping[str, FeatureView]) -> None:
@@ -166,7 +195,8 @@ def _norms(axes: Any, views: Mapping[str, FeatureView]) -> None:
         norms = view.norms.mean(axis=0)[by_frequency(view.class_counts)]
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(norms, color=colour, label=label, marker="o" if len(norms) <= 20 else "")
-    axes.set_xlabel("classes, from the most to the least frequent")
+    first = next(iter(views.values()))
+    _name_classes(axes, first.classes, first.class_counts)
     axes.set_ylabel("length of the class vector")
     axes.set_ylim(bottom=0)
     _finish(axes)

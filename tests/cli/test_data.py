@@ -39,7 +39,7 @@ def test_list_shows_every_source(data: Path) -> None:
     assert all(name in result.output for name in Source.registry)
     assert str(data / "mnist.npz") in result.output
     assert "fedtail data fetch cifar10" in result.output
-    assert "fedtail[hf]" in result.output
+    assert "needs the extra hf" in result.output
 
 
 def test_list_is_readable_at_80_columns(data: Path) -> None:

@@ -163,5 +163,5 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     done = fedtail("run", "--data", "mine.npz", *SHORT, 'track=["tensorboard"]', "--out", "out")
     assert done.code == 2
-    assert "fedtail[tensorboard]" in done.err
+    assert "pip install '.[tensorboard]'" in done.err
     assert not Path("out").exists()

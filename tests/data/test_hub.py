@@ -24,7 +24,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FedtailError, match=r"fedtail\[hf\]"):
+    with pytest.raises(FedtailError, match=r"pip install '\.\[hf\]'"):
         partitioner(IID(), 3)
 
 

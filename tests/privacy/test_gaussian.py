@@ -76,7 +76,7 @@ def test_wrong_values_are_refused(values: tuple[float, float, float]) -> None:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_dp_accounting_agrees(epsilon: float) -> None:
-    accounting = pytest.importorskip("dp_accounting", reason="needs fedtail[privacy]")
+    accounting = pytest.importorskip("dp_accounting", reason="needs the extra privacy")
     delta = 0.03
     expected = accounting.get_sigma_gaussian(epsilon, delta)
     assert analytic_sigma(epsilon, delta) == pytest.approx(expected, rel=1e-6)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -152,6 +153,127 @@ def test_another_score_is_drawn(study: Path, opened: Open) -> None:
     assert page.locator("#chart-rounds").inner_text() == "No round has this score yet."
 
 
+def test_the_head_says_on_what(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    told = dict(
+        zip(
+            page.locator("#facts dt").all_inner_texts(),
+            page.locator("#facts dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert told == {
+        "Data": "3 classes, 17 training samples, 10 to 2 a class",
+        "Clients": "2",
+        "Rounds": "3",
+        "Seeds": "0, 1",
+    }
+    assert page.locator("#cautions").is_hidden()
+    write_run(study / "other", [record(1, 0.5)], data={"name": "<i>mine</i>"}, rounds=5)
+    write_report(study / "report.html", [study])
+    page = opened((study / "report.html").as_uri())
+    cautions = page.locator("#cautions p").all_inner_texts()
+    assert [text.partition(":")[0].partition(" (")[0] for text in cautions] == [
+        "These runs are not on the same data",
+        "These runs do not have the same number of rounds.",
+        "These methods do not have the same seeds",
+    ]
+    assert "<i>mine</i>" in page.locator("#facts dd").first.inner_text()
+
+
+def test_precision_and_recall_stand_beside_the_map(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    rows = [row.split() for row in page.locator("#class-scores tbody tr").all_inner_texts()]
+    # Two seeds of [[3,1,0],[0,4,0],[2,1,1]]: dog is right 8 of 12 times it is called.
+    assert rows[0] == ["dog", "8", "66.7", "100.0", "80.0"]
+    assert rows[1] == ["<b>owl</b>", "8", "100.0", "25.0", "40.0"]
+    assert rows[2] == ["cat", "8", "60.0", "75.0", "66.7"]
+    # (66.7 + 100 + 60) / 3, (100 + 25 + 75) / 3, (80 + 40 + 66.7) / 3
+    assert rows[3] == ["Mean", "of", "classes", "24", "75.6", "66.7", "62.2"]
+    ticks = page.locator("#confusion-map .column-tick").all_text_contents()
+    assert ticks == ["dog", "<b>owl</b>", "cat"]
+
+
+def test_groups_are_drawn_over_rounds(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    assert page.locator("#curves-groups figure").count() == 2  # many and few; no record has medium
+    assert page.locator("#rounds-few path.curve").count() == 3
+
+
+def test_clients_have_a_panel(study: Path, opened: Open) -> None:
+    page = opened((study / "report.html").as_uri())
+    assert "client_test" in page.locator("#clients .note").inner_text()
+    tested = {"worst": "<i>ward b</i>", "spread": [0.25, 0.375, 0.5, 0.625, 0.75]}
+    last = record(
+        2,
+        0.5,
+        clients=[0, 1],
+        dropped=[{"client": 0, "reason": "late"}],
+        traffic={"0": [100, 50], "1": [10, 14]},
+        clients_test={**tested, "accuracy": {"ward a": 0.75, "<i>ward b</i>": 0.25}},
+        validation={"accuracy": 0.375},
+    )
+    first = {**record(1, 0.4, validation={"accuracy": 0.25}), "clients": [1]}
+    split = {**SPLIT, "clients": ["ward a", "<i>ward b</i>"]}
+    write_run(study / "wards" / "a", [first, last], split=split)
+    write_report(study / "wards.html", [study / "wards"])
+    page = opened((study / "wards.html").as_uri())
+    told = page.locator("#clients tbody tr").all_inner_texts()
+    rows = [[cell.strip() for cell in row.split("\t")] for row in told]
+    assert rows == [
+        ["<i>ward b</i>", "25.0", "5", "2", "2", "0", "24 B"],
+        ["ward a", "75.0", "12", "3", "1", "1", "150 B"],
+    ]
+    assert page.locator("#clients circle").count() == 2
+    assert "Worst client: <i>ward b</i> (25.0 %)." in page.locator("#clients").inner_text()
+    assert page.locator("#split-map .row-tick").all_text_contents() == ["ward a", "<i>ward b</i>"]
+    assert page.locator("#validation path.curve").count() == 1
+    plain = opened((study / "report.html").as_uri())
+    assert plain.locator("#validation-section").is_hidden()
+
+
+def test_one_point_is_no_curve(tmp_path: Path, opened: Open) -> None:
+    write_run(tmp_path / "a", [record(3, 0.5, few=0.25)], finished=False)
+    write_report(tmp_path / "report.html", [tmp_path])
+    page = opened((tmp_path / "report.html").as_uri())
+    assert page.locator("#chart-rounds").inner_text().startswith("One tested round so far, round 3")
+    assert page.locator("#cost-section").is_hidden()
+    assert page.locator("#curves-groups figure").count() == 0
+
+
+def test_a_picture_is_saved_as_svg(study: Path, opened: Open, tmp_path: Path) -> None:
+    page = opened((study / "report.html").as_uri())
+    for name in ("confusion-map", "rounds", "classes"):
+        with page.expect_download() as found:
+            page.locator(f"figure:has(#{name}) .save, #chart-{name} .save").first.click()
+        assert found.value.suggested_filename == f"{name}.svg"
+        text = Path(found.value.path()).read_text(encoding="utf-8")
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("width")
+        assert "var(" not in text
+        assert "font-size: 12px" in text  # the page's rules came along
+
+
+def test_a_hundred_classes_on_a_phone(tmp_path: Path, opened: Open) -> None:
+    rng = np.random.default_rng(0)
+    names = [f"a class with a long name {c}" for c in range(100)]
+    counts = rng.integers(0, 9, (60, 100))
+    table = {"classes": names, "confusion": rng.integers(0, 9, (100, 100)).tolist()}
+    split = {"digest": "d", "class_counts": counts.sum(0).tolist(), "counts": counts.tolist()}
+    records = [record(at, 0.5, many=0.9, per_class=[0.5] * 100) for at in (1, 2)]
+    write_run(tmp_path / "a", records, split=split, confusion=table)
+    write_report(tmp_path / "report.html", [tmp_path])
+    page = opened((tmp_path / "report.html").as_uri(), viewport=PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    for tick in ("#confusion-map .row-tick", "#confusion-map .column-tick", "#split-map .row-tick"):
+        places = page.locator(tick)
+        assert 5 <= places.count() <= 25
+        # No name is cut off by the edge of the page.
+        left = "all => Math.min(...all.map(one => one.getBoundingClientRect().left))"
+        assert places.evaluate_all(left) >= 0
+
+
 def test_maps_are_read_cell_by_cell(study: Path, opened: Open) -> None:
     page = opened((study / "report.html").as_uri())
     page.focus("#split-map")
@@ -177,7 +299,7 @@ def test_features_are_there_when_asked_for(study: Path, featured: str, opened: O
     assert plain.locator("#norms-section").is_hidden()
     page = opened(featured)
     assert page.locator("#features-section figure").count() == 2
-    caption = page.locator("#features-section figcaption").all_inner_texts()
+    caption = page.locator("#features-section figcaption span").all_inner_texts()
     assert sorted(caption) == ["creff, seed 1", "fedavg, seed 0"]
     assert set(dots(page, 0)) == set(dots(page, 1)) == {"0", "1", "2"}
     assert page.locator("#norms path.curve").count() == 2

@@ -15,6 +15,7 @@ from feature_views import make_view
 from run_folders import record, write_run
 
 from fedtail.report import as_csv, as_latex, make_lines, read_runs, write_figures
+from fedtail.report.figures import KINDS
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def study(tmp_path: Path) -> Path:
     folder = tmp_path / "study"
     for seed, few in ((0, 0.2), (1, 0.3)):
         last = record(1, 0.5, many=0.75, few=few, per_class=[0.1, 0.75, None])
-        write_run(folder / f"a{seed}", [last], seed=seed)
+        table = {"classes": ["cat", "dog", "owl"], "confusion": [[1, 0, 0]] * 3}
+        write_run(folder / f"a{seed}", [last], seed=seed, confusion=table)
     write_run(folder / "b", [record(1, 0.5, many=0.8, few=0.125)], method={"name": "my_method"})
     return folder
 
@@ -82,10 +84,17 @@ def test_the_help_fits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_figures(study: Path, tmp_path: Path) -> None:
     written = write_figures(tmp_path / "figures", make_lines(read_runs([study])))
-    names = ("rounds", "groups", "bytes", "seconds", "classes")
-    assert [path.name for path in written] == [f"{n}.{k}" for n in names for k in ("png", "pdf")]
+    names = ("rounds", "few", "groups", "bytes", "seconds", "classes")
+    assert [path.name for path in written] == [f"{n}.{k}" for n in names for k in KINDS]
+    begins = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
     for path in written:
-        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
+        assert path.read_bytes().startswith(begins[path.suffix])
+    classes = tmp_path / "figures" / "classes.svg"
+    # Names as text, from head to tail: 10, 5 and 2 samples.
+    places = [classes.read_text().index(f">{name}</text>") for name in ("dog", "owl", "cat")]
+    assert places == sorted(places)
+    again = write_figures(tmp_path / "again", make_lines(read_runs([study])))
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
 @pytest.mark.slow
@@ -95,8 +104,8 @@ def test_the_figures_of_features(study: Path, tmp_path: Path) -> None:
     drawn = {}
     for client in (None, 1):
         paths = write_figures(tmp_path / str(client), lines, views, client)
-        assert [path.name for path in paths[-4:]] == [
-            f"{name}.{kind}" for name in ("norms", "features") for kind in ("png", "pdf")
+        assert [path.name for path in paths[-6:]] == [
+            f"{name}.{kind}" for name in ("norms", "features") for kind in KINDS
         ]
         drawn[client] = {path.name: path.read_bytes() for path in paths}
     assert drawn[None]["norms.png"] == drawn[1]["norms.png"]

@@ -52,6 +52,91 @@ def test_a_line_of_the_content(tmp_path: Path) -> None:
     ]
 
 
+def test_the_head_of_the_content(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "data": {"name": "npz", "path": "a.npz", "drop": []},
+        "tail": {"name": "exponential", "imbalance": 20.0, "own_size": False},
+        "partition": {"name": "dirichlet", "alpha": 0.3},
+        "model": {"name": "mlp"},
+        "per_round": 1,
+    }
+    for seed in (0, 1):
+        split = {**SPLIT, "digest": f"d{seed}"}
+        write_run(tmp_path / str(seed), [], seed=seed, split=split, **sections)
+    made = content(tmp_path)
+    assert [(fact["title"], fact["value"]) for fact in made["facts"]] == [
+        ("Data", "npz a.npz, 3 classes, 17 training samples, 10 to 2 a class"),
+        ("Long tail", "exponential, imbalance 20"),
+        ("Split", "dirichlet, alpha 0.3"),
+        ("Clients", "2, 1 in a round"),
+        ("Model", "mlp"),
+        ("Rounds", "3"),
+        ("Seeds", "0, 1"),
+    ]
+    assert made["cautions"] == []
+
+
+def test_runs_on_other_data_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [], tail={"name": "none"})
+    write_run(tmp_path / "b", [], tail={"name": "step", "imbalance": 10})
+    (caution,) = content(tmp_path)["cautions"]
+    assert caution.startswith("These runs are not on the same data: tail differs.")
+    assert content(tmp_path)["facts"][1]["value"] == "none · step, imbalance 10"
+
+
+def test_a_split_that_changed_under_the_same_settings_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [])
+    write_run(tmp_path / "b", [], method={"name": "creff"}, split={**SPLIT, "digest": "d9"})
+    (caution,) = content(tmp_path)["cautions"]
+    assert caution.startswith("The settings are the same, but the split of seed 0 is not")
+
+
+def test_classes_are_called_by_the_names_of_their_own_data(tmp_path: Path) -> None:
+    table = {"classes": ["cat", "dog", "owl"], "confusion": [[1, 0, 0]] * 3}
+    write_run(tmp_path / "a", [], confusion=table)
+    write_run(tmp_path / "b", [], method={"name": "creff"}, finished=False)  # has no names yet
+    other = {**table, "classes": ["car", "bus", "van"]}
+    write_run(tmp_path / "c", [], data={"name": "npz"}, confusion=other)
+    made = content(tmp_path)
+    assert made["classes"] == ["cat", "dog", "owl"]
+    assert [line["classes"] for line in made["lines"]] == [None, None, ["car", "bus", "van"]]
+
+
+def test_rows_of_clients(tmp_path: Path) -> None:
+    records = [
+        record(1, None, clients=[0], dropped=[], traffic={"0": [1, 2]}),
+        record(2, 0.5, clients=[0, 1], dropped=[{"client": 1, "reason": "x"}] * 2, traffic={}),
+    ]
+    write_run(tmp_path / "a", records)
+    (panel,) = content(tmp_path)["clients"]
+    # name, accuracy, samples, classes, rounds, left out of, bytes
+    assert panel["rows"] == [["0", None, 12, 3, 2, 0, 3], ["1", None, 5, 2, 1, 1, 0]]
+    assert (panel["line"], panel["seed"], panel["clients"]) == (0, 0, 2)
+
+
+def test_a_client_that_only_tests_has_a_row(tmp_path: Path) -> None:
+    tested = {"worst": "c", "spread": [0.1] * 5, "accuracy": {"c": 0.1, "a": 0.9}}
+    split = {**SPLIT, "clients": ["a", "b"]}
+    write_run(tmp_path / "a", [record(1, 0.5, clients_test=tested)], split=split)
+    (panel,) = content(tmp_path)["clients"]
+    assert [row[:3] for row in panel["rows"]] == [["c", 0.1, None], ["a", 0.9, 12], ["b", None, 5]]
+    assert panel["worst"] == "c"
+
+
+def test_validation_over_rounds(tmp_path: Path) -> None:
+    for seed, shift in ((0, 0.0), (1, 0.25)):
+        records = [
+            record(1, 0.5, validation={"accuracy": 0.25 + shift, "loss": 2.0}),
+            record(2, 0.5),
+            record(3, None, validation={"accuracy": 0.5 + shift}),
+        ]
+        write_run(tmp_path / str(seed), records, seed=seed)
+    found = content(tmp_path)["lines"][0]["validation"]
+    assert found["rounds"] == [1, 3]
+    assert found["curves"]["accuracy"]["mean"] == [0.375, 0.625]
+    assert found["curves"]["loss"]["mean"] == [2.0, None]
+
+
 def test_groups_that_nobody_here_knows_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [record(1, 0.5)], groups={"name": "mine"})
     assert content(tmp_path)["lines"][0]["groups"] == {}

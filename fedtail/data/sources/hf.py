@@ -12,7 +12,7 @@ from pydantic import Field
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.raw import Raw
 from fedtail.data.sources.own import OwnSource, PathText
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, missing_extra
 
 
 @Source.register("hf")
@@ -66,9 +66,7 @@ class HuggingFace(OwnSource):
         try:
             import datasets
         except ImportError as error:
-            raise FedtailError(
-                "the data source 'hf' needs an extra: run `pip install 'fedtail[hf]'`"
-            ) from error
+            raise missing_extra("the data source 'hf'", "the package datasets", "hf") from error
         try:
             if Path(self.path).expanduser().is_dir():
                 return datasets.load_from_disk(str(Path(self.path).expanduser()))
@@ -79,7 +77,7 @@ class HuggingFace(OwnSource):
     @classmethod
     def advice(cls) -> str:
         """Return how to name the data set."""
-        return "data.path=NAME (needs fedtail[hf])"
+        return "data.path=NAME (needs the extra hf)"
 
 
 def _split(splits: Any, name: str, where: str) -> Any:

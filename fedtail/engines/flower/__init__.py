@@ -1,6 +1,6 @@
 """The Flower engine: the same methods, across processes and machines.
 
-What is here needs the extra ``fedtail[flower]``; it is imported when it is first asked for.
+What is here needs the extra ``flower``; it is imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedtail.errors import FedtailError
+from fedtail.errors import missing_extra
 
 if TYPE_CHECKING:
     from fedtail.engines.flower.launcher import Launch
@@ -35,6 +35,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":
             raise
-        raise FedtailError(
-            f"{name} needs Flower, which is not installed: pip install 'fedtail[flower]'"
-        ) from None
+        raise missing_extra(name, "Flower", "flower") from None

@@ -24,7 +24,7 @@ from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.processes import alive
 from fedtail.engines.flower.status import StatusFiles
 from fedtail.engines.flower.superlink import FlowerProcesses
-from fedtail.errors import FedtailError, RunStopped, suggestion
+from fedtail.errors import FedtailError, RunStopped, missing_extra, suggestion
 from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
@@ -187,10 +187,7 @@ def check_installed(engine: str) -> None:
     """Refuse to begin without Flower, or without Ray where it is needed."""
     for package in ("flwr", "ray") if engine == "ray" else ("flwr",):
         if importlib.util.find_spec(package) is None:
-            raise FedtailError(
-                f"--engine {engine} needs '{package}', which is not installed: "
-                "pip install 'fedtail[flower]'"
-            )
+            raise missing_extra(f"--engine {engine}", f"'{package}'", "flower")
 
 
 def check_described(experiment: Experiment) -> None:

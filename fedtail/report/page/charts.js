@@ -1,7 +1,8 @@
-// Curves with bands, bars, classes and heat maps.
+// Curves with bands, bars and classes.
 
 const WIDE = { width: 1140, height: 380 };
 const HALF = { width: 560, height: 300 };
+const THIRD = { width: 370, height: 260 };
 const PHONE = { width: 400, height: 290 };
 const MARGIN = { left: 46, right: 14, top: 12, bottom: 40 };
 
@@ -30,7 +31,7 @@ function xTitle(area, title) {
   return svg("text", { x: (area.x0 + area.x1) / 2, y: area.height - 6, "text-anchor": "middle" }, title);
 }
 
-// A chart of curves. options: {id, shape, xs(line), unit(most), xTitle, xFormat, key, title, label}
+// A chart of curves. options: {id, shape, curve(line), xs(line), unit(most), xTitle, xFormat, key, title, label}
 function lineChart(options, lines, zooms) {
   const area = frame(options.shape);
   const series = lines
@@ -38,6 +39,8 @@ function lineChart(options, lines, zooms) {
     .filter((one) => one.points.length);
   if (!series.length) return el("p", { class: "note" }, "No round has this score yet.");
   const all = series.flatMap((one) => one.points);
+  const tested = new Set(series.flatMap((one) => one.points.map((p) => p.round)));
+  if (tested.size < 2) return el("p", { class: "note empty" }, `One tested round so far, round ${[...tested][0]}: a curve begins with the second. Its numbers are in the summary.`);
   const whole = [Math.min(...all.map((p) => p.x)), Math.max(...all.map((p) => p.x))];
   if (options.unit) whole[0] = 0;
   if (whole[0] === whole[1]) { whole[0] -= 0.5; whole[1] += 0.5; }
@@ -66,13 +69,14 @@ function lineChart(options, lines, zooms) {
   const readout = el("p", { class: "hidden-text", "aria-live": "polite" });
   const reset = el("button", { type: "button", class: "reset", id: `${options.id}-reset`, hidden: !zoom, onclick: () => options.zoom(null) }, "Show all");
   interact({ picture, guide, pick, readout, area, series, low, high, whole, options });
-  return el("figure", {}, el("figcaption", {}, options.caption || ""), picture, reset, readout);
+  return figure(options.id, options.caption, picture, reset, readout);
 }
 
 function curvePoints(line, options) {
-  const { mean, std } = line.curves[options.key];
+  const { rounds, curves } = options.curve ? options.curve(line) : line;
+  const { mean, std } = curves[options.key];
   return options.xs(line)
-    .map((x, i) => ({ x, y: mean[i], s: std[i] || 0, seeds: known(std[i]) }))
+    .map((x, i) => ({ x, y: mean[i], s: std[i] || 0, seeds: known(std[i]), round: rounds[i] }))
     .filter((p) => known(p.x) && known(p.y));
 }
 
@@ -187,11 +191,11 @@ function barChart(shape, lines, keys, titles, label) {
       return [bar, whisker, number].filter(known);
     });
   });
-  return el("figure", {}, svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label }, marks, bars));
+  return figure("groups", "In the last tested round", svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label }, marks, bars));
 }
 
 // One column a class, most frequent first: samples as grey bars, a value as a curve a method.
-// measure: {full, title, tick(value), value(line, c), told(line, c)}
+// measure: {file, caption, full, title, tick(value), value(line, c), told(line, c)}
 function classChart(shape, lines, order, counts, names, borders, label, measure) {
   const area = frame(shape);
   // Room above the top value for the names of the groups.
@@ -203,11 +207,13 @@ function classChart(shape, lines, order, counts, names, borders, label, measure)
     const height = ((area.y0 - y(measure.full)) * Math.log1p(counts[c] || 0)) / most;
     return svg("rect", { x: middle(place) - slot * 0.42, width: slot * 0.84, y: area.y0 - height, height, fill: "var(--count)" });
   });
-  const every = Math.ceil(order.length / Math.max(4, Math.floor(area.width / 60)));
+  const letters = Math.min(9, Math.max(...order.map((c) => (names[c] ?? String(c)).length)));
+  const every = Math.ceil(order.length / Math.max(4, Math.floor((area.x1 - area.x0) / (LETTER * (letters + 1.5)))));
   order.forEach((c, place) => {
     if (place % every) return;
     const name = names[c] ?? String(c);
-    marks.push(svg("text", { x: middle(place), y: area.y0 + 16, "text-anchor": "middle" }, name.length > 9 ? `${name.slice(0, 8)}…` : name));
+    const out = middle(place) + (LETTER * Math.min(9, name.length)) / 2 > area.width;
+    marks.push(svg("text", { x: out ? area.width - 1 : middle(place), y: area.y0 + 16, "text-anchor": out ? "end" : "middle" }, cut(name, 9)));
   });
   const split = borders.flatMap(({ place, title }) => [
     place > 0 ? svg("line", { class: "group-line", x1: area.x0 + slot * place, x2: area.x0 + slot * place, y1: area.y1, y2: area.y0 }) : null,
@@ -227,46 +233,5 @@ function classChart(shape, lines, order, counts, names, borders, label, measure)
     const rows = lines.map((line) => tipRow(line.number, line.label, measure.told(line, c)));
     showTip(event.clientX, event.clientY, `class ${names[c] ?? c}: ${count(counts[c])} samples`, rows);
   };
-  return el("figure", {}, svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label, onpointermove: move, onpointerleave: hideTip }, bars, marks, split, curves, xTitle(area, "class, from the most to the least frequent")));
-}
-
-// Rows x columns, one pixel a cell, scaled up by the browser; arrows move the cell that is read.
-function heatMap({ id, rows, rowTitle, columnTitle, first, last, describe, label, share, scale, ratio }) {
-  const height = rows.length, width = rows[0].length;
-  const canvas = el("canvas", { id, width, height, tabindex: 0, role: "img", "aria-label": `${label}. Arrow keys read the cells.` });
-  canvas.style.aspectRatio = `${ratio || Math.max(2, Math.min(5, width / height))}`;
-  const style = getComputedStyle(document.documentElement);
-  const [low, high] = ["--heat-low", "--heat-high"].map((name) => {
-    const hex = style.getPropertyValue(name).trim().slice(1);
-    return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  });
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(width, height);
-  rows.forEach((row, r) => row.forEach((value, c) => {
-    const part = share(value);
-    const at = 4 * (r * width + c);
-    for (let k = 0; k < 3; k += 1) image.data[at + k] = low[k] + part * (high[k] - low[k]);
-    image.data[at + 3] = 255;
-  }));
-  context.putImageData(image, 0, 0);
-  const readout = el("p", { class: "readout", "aria-live": "polite" }, " ");
-  let cell = [0, 0];
-  const read = (r, c) => { cell = [r, c]; readout.textContent = describe(r, c); };
-  canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    const c = Math.min(width - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * width)));
-    const r = Math.min(height - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * height)));
-    read(r, c);
-  });
-  canvas.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    read(Math.min(height - 1, Math.max(0, cell[0] + step[0])), Math.min(width - 1, Math.max(0, cell[1] + step[1])));
-  });
-  return el("div", {},
-    el("div", { class: "heat" }, el("span", { class: "side" }, rowTitle), canvas,
-      el("span", { class: "below" }, el("span", {}, first), el("span", {}, columnTitle), el("span", {}, last))),
-    readout,
-    el("div", { class: "scale", "aria-hidden": "true" }, el("span", {}, scale[0]), el("i"), el("span", {}, scale[1])));
+  return figure(measure.file, measure.caption, svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label, onpointermove: move, onpointerleave: hideTip }, bars, marks, split, curves, xTitle(area, "class, from the most to the least frequent")));
 }

@@ -27,6 +27,7 @@ const byId = (id) => document.getElementById(id);
 const colour = (number) => `var(--c${number % COLOURS})`;
 const dash = (number) => DASHES[Math.floor(number / COLOURS) % DASHES.length];
 const known = (value) => value !== null && value !== undefined;
+const byFrequency = (counts) => counts.map((_, c) => c).sort((a, b) => counts[b] - counts[a] || a - b);
 
 function swatch(number) {
   const line = svg("line", { x1: 0, x2: 18, y1: 5, y2: 5, "stroke-width": 3, stroke: colour(number), "stroke-dasharray": dash(number) });

@@ -23,15 +23,11 @@ function markSign(mark, colour) {
   return svg("svg", { class: "sign", viewBox: "0 0 12 12", "aria-hidden": "true" }, dot(mark, MARKS[mark](6, 6, 4), colour));
 }
 
-function byFrequency(counts) {
-  return counts.map((_, c) => c).sort((a, b) => counts[b] - counts[a] || a - b);
-}
-
 // What all maps share: the order of the classes, their colours and names, and how they are marked.
 function mapKey(data, state, views) {
   const order = byFrequency(views[0].counts);
   const place = new Map(order.map((c, at) => [c, at]));
-  const name = (c) => String(data.classes[c] ?? c);
+  const name = (c) => className(data, data.lines[views[0].line], c);
   const client = state.client === "" ? null : state.client;
   const markNames = client === null ? data.marks.groups : data.marks.sides;
   const digit = (view, c) => Number((client === null ? view.groups : view.sides[client] || "")[c] ?? 3);
@@ -97,7 +93,7 @@ function featureMap(data, view, key) {
   });
   const names = groups.length > NAMED ? [] : groups.map((one) => {
     const at = central(one.points);
-    return svg("text", { class: "dot-name", x: at.x, y: at.y + 4, "text-anchor": "middle" }, short(key.name(one.c)));
+    return svg("text", { class: "dot-name", x: at.x, y: at.y + 4, "text-anchor": "middle" }, cut(key.name(one.c), 12));
   });
   const { label } = data.lines[view.line];
   const picture = svg("svg", {
@@ -106,10 +102,8 @@ function featureMap(data, view, key) {
   }, svg("rect", { class: "frame", x: 0.5, y: 0.5, width: area.width - 1, height: area.height - 1 }), drawn, names);
   const readout = el("p", { class: "readout", "aria-live": "polite" }, " ");
   readMap({ picture, readout, area, points, groups, view, key });
-  return el("figure", {}, el("figcaption", {}, `${label}, seed ${view.seed}`), picture, readout);
+  return figure(`features-${view.line}`, `${label}, seed ${view.seed}`, picture, readout);
 }
-
-const short = (name) => (name.length > 12 ? `${name.slice(0, 11)}…` : name);
 
 // The point with the least way to all others: a mean may lie between two clusters, where there is none.
 function central(points) {
@@ -178,10 +172,11 @@ function normPanel(data, shown) {
     const range = each.length > 1 ? ` (${Math.min(...each).toFixed(3)} to ${Math.max(...each).toFixed(3)} in ${each.length} heads)` : "";
     return mean(line, c).toFixed(3) + range;
   };
-  const measure = { full, title: "length of w", tick: (v) => +v.toPrecision(3), value: mean, told };
+  const measure = { file: "norms", caption: "Length of the class vectors", full, title: "length of w", tick: (v) => +v.toPrecision(3), value: mean, told };
   const order = byFrequency(view.counts);
+  const names = view.counts.map((_, c) => className(data, all[0], c));
   const groups = Object.fromEntries(GROUPS.map((name, at) => [name, order.filter((c) => Number(view.groups[c]) === at)]));
   const label = "Length of the classifier's vector of each class, from the most to the least frequent";
-  const table = el("details", {}, el("summary", {}, "As a table"), classTable(data, lines, order, view.counts, (line, c) => el("td", {}, told(line, c)), label));
-  return [classChart(innerWidth <= 700 ? PHONE : WIDE, lines, order, view.counts, data.classes, borders(order, groups), label, measure), table];
+  const table = el("details", {}, el("summary", {}, "As a table"), classTable(names, lines, order, view.counts, (line, c) => el("td", {}, told(line, c)), label));
+  return [classChart(innerWidth <= 700 ? PHONE : WIDE, lines, order, view.counts, names, borders(order, groups), label, measure), table];
 }

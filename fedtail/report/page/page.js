@@ -4,7 +4,7 @@
   const POLL = 2000;
   let data = JSON.parse(byId("data").textContent);
   const state = {
-    hidden: new Set(), score: "accuracy", sort: null, split: 0, confusion: 0, zooms: {},
+    hidden: new Set(), score: "accuracy", sort: null, split: 0, confusion: 0, clients: 0, zooms: {},
     off: new Set(), order: "frequency", client: known(data.marks.client) ? String(data.marks.client) : "",
   };
 
@@ -23,6 +23,9 @@
     byId("error").hidden = !data.error;
     byId("error").textContent = data.error || "";
     byId("about").textContent = about();
+    byId("facts").replaceChildren(...factList(data));
+    byId("cautions").replaceChildren(...data.cautions.map((caution) => el("p", {}, caution)));
+    byId("cautions").hidden = !data.cautions.length;
     byId("version").textContent = `Made by fedtail ${data.fedtail}`;
     if (data.lines.length) panels(shown);
     const details = document.querySelectorAll("details");
@@ -38,8 +41,10 @@
     put("score-choice", ...scoreButtons(data, state, redraw));
     costCharts(data, state, shown, redraw);
     put("chart-groups", groupChart(data, shown));
+    put("curves-groups", ...groupCurves(data, state, shown, redraw));
     put("chart-classes", classPanel(data, shown));
     put("split", splitPanel(data, state, redraw));
+    put("clients", clientPanel(data, state, shown, redraw));
     put("confusion", confusionPanel(data, state, redraw));
     for (const id of ["features-section", "norms-section"]) byId(id).hidden = !data.features.length;
     if (data.features.length) {

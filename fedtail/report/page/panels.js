@@ -2,6 +2,12 @@
 
 const GROUPS = ["many", "medium", "few"];
 
+const className = (data, line, c) => (line.classes ?? data.classes)[c] ?? String(c);
+
+function factList(data) {
+  return data.facts.flatMap(({ title, value }) => [el("dt", {}, title), el("dd", {}, value)]);
+}
+
 function summaryTable(data, state, redraw) {
   const columns = [
     { key: "label", title: "Method", sort: (line) => line.label },
@@ -79,28 +85,45 @@ function scoreButtons(data, state, redraw) {
 function costCharts(data, state, shown, redraw) {
   const { title } = data.scores.find(({ key }) => key === state.score);
   const name = isPercent(state.score) ? `accuracy, ${title.toLowerCase()} (%)` : title;
-  const narrow = innerWidth <= 700;
   const common = (id, more) => ({
-    id, key: state.score, title: name, label: `${title} against ${more.xTitle}`,
-    zoom: (range) => { if (range) state.zooms[id] = range; else delete state.zooms[id]; redraw(); }, ...more,
+    id, key: state.score, title: name, label: `${title} against ${more.xTitle}`, zoom: zoomer(state, id, redraw), ...more,
   });
-  const half = narrow ? PHONE : HALF;
-  const put = (id, options) => byId(id).replaceChildren(lineChart(options, shown, state.zooms));
-  put("chart-rounds", common("rounds", { shape: narrow ? PHONE : WIDE, xs: (line) => line.rounds, xTitle: "round", xFormat: (at) => String(Math.round(at)) }));
+  const narrow = innerWidth <= 700, wide = narrow ? PHONE : WIDE, half = narrow ? PHONE : HALF;
+  const put = (id, options, lines = shown) => byId(id).replaceChildren(lineChart(options, lines, state.zooms));
+  put("chart-rounds", common("rounds", { shape: wide, xs: (line) => line.rounds, ...ROUNDS, caption: `${title} over rounds` }));
   put("chart-bytes", common("bytes", { shape: half, xs: (line) => line.bytes, unit: byteUnit, xTitle: "traffic", xFormat: size, caption: `${title} against traffic` }));
   put("chart-seconds", common("seconds", { shape: half, xs: (line) => line.seconds, unit: timeUnit, xTitle: "time", xFormat: duration, caption: `${title} against time` }));
+  byId("cost-section").hidden = !shown.some((line) => line.rounds.length > 1);
+  const validated = shown.filter((line) => line.validation);
+  byId("validation-section").hidden = !data.lines.some((line) => line.validation);
+  put("chart-validation", common("validation", { shape: wide, curve: (line) => line.validation, xs: (line) => line.validation.rounds, ...ROUNDS, caption: `${title} on validation` }), validated);
 }
+
+const ROUNDS = { xTitle: "round", xFormat: (at) => String(Math.round(at)) };
+
+const zoomer = (state, id, redraw) => (range) => {
+  if (range) state.zooms[id] = range; else delete state.zooms[id];
+  redraw();
+};
 
 function groupChart(data, shown) {
   const tested = shown.filter((line) => GROUPS.some((key) => known(line.scores[key][0])));
-  if (!tested.length) return el("p", { class: "note" }, "No tested round yet.");
-  const counts = data.lines[0].groups;
-  const titles = GROUPS.map((key) => (counts[key] ? `${key} (${counts[key].length} classes)` : key));
-  return barChart(innerWidth <= 700 ? PHONE : WIDE, tested, GROUPS, titles, "Accuracy on many-, medium- and few-shot classes; the numbers are in the summary");
+  if (!tested.length) return el("p", { class: "note" }, "No round was tested on such groups.");
+  const counts = tested[0].groups, narrow = innerWidth <= 700;
+  const titles = GROUPS.map((key) => (counts[key] && !narrow ? `${key} (${counts[key].length} classes)` : key));
+  return barChart(narrow ? PHONE : WIDE, tested, GROUPS, titles, "Accuracy on many-, medium- and few-shot classes; the numbers are in the summary");
+}
+
+function groupCurves(data, state, shown, redraw) {
+  const found = GROUPS.filter((key) => shown.some((line) => line.curves[key].mean.filter(known).length > 1));
+  return found.map((key) => lineChart({
+    id: `rounds-${key}`, key, title: "accuracy (%)", label: `${key} over rounds`, caption: `${key} over rounds`,
+    shape: innerWidth <= 700 ? PHONE : THIRD, xs: (line) => line.rounds, ...ROUNDS, zoom: zoomer(state, `rounds-${key}`, redraw),
+  }, shown, state.zooms));
 }
 
 const CLASS_ACCURACY = {
-  full: 1, title: "accuracy (%)", tick: (v) => Math.round(100 * v), value: (line, c) => line.per_class.mean[c],
+  file: "classes", caption: "Accuracy in the last tested round", full: 1, title: "accuracy (%)", tick: (v) => Math.round(100 * v), value: (line, c) => line.per_class.mean[c],
   told: (line, c) => score("accuracy", line.per_class.mean[c]) + (known(line.per_class.std[c]) ? ` ± ${score("accuracy", line.per_class.std[c])}` : ""),
 };
 
@@ -109,11 +132,13 @@ function classPanel(data, shown) {
   if (!tested.length) return el("p", { class: "note" }, "No tested round yet.");
   const classes = tested[0].per_class.mean.length;
   const counts = tested[0].counts.length === classes ? tested[0].counts : Array(classes).fill(0);
-  const order = [...Array(classes).keys()].sort((a, b) => counts[b] - counts[a] || a - b);
-  const same = tested.filter((line) => line.per_class.mean.length === classes);
+  const order = byFrequency(counts);
+  const names = order.map((_, c) => className(data, tested[0], c));
+  const same = tested.filter((line) => line.per_class.mean.length === classes && names.every((name, c) => name === className(data, line, c)));
+  const left = same.length < tested.length ? el("p", { class: "note" }, "Methods on data with other classes are left out; choose them alone.") : null;
   const label = "Accuracy of each class from the most to the least frequent";
-  const table = el("details", {}, el("summary", {}, "As a table"), classTable(data, same, order, counts, (line, c) => scoreCell("accuracy", [line.per_class.mean[c], line.per_class.std[c]], null), "Accuracy of each class"));
-  return el("div", {}, classChart(innerWidth <= 700 ? PHONE : WIDE, same, order, counts, data.classes, borders(order, tested[0].groups), label, CLASS_ACCURACY), table);
+  const table = el("details", {}, el("summary", {}, "As a table"), classTable(names, same, order, counts, (line, c) => scoreCell("accuracy", [line.per_class.mean[c], line.per_class.std[c]], null), "Accuracy of each class"));
+  return el("div", {}, left, classChart(innerWidth <= 700 ? PHONE : WIDE, same, order, counts, names, borders(order, tested[0].groups), label, CLASS_ACCURACY), table);
 }
 
 // Where a shot group begins, if the groups are ranges of the order.
@@ -128,9 +153,9 @@ function borders(order, groups) {
   return found;
 }
 
-function classTable(data, lines, order, counts, cell, label) {
+function classTable(names, lines, order, counts, cell, label) {
   const head = ["Class", "Samples", ...lines.map((line) => line.label)].map((title) => el("th", { scope: "col" }, title));
-  const rows = order.map((c) => el("tr", {}, el("th", { scope: "row" }, data.classes[c] ?? c), el("td", {}, count(counts[c])),
+  const rows = order.map((c) => el("tr", {}, el("th", { scope: "row" }, names[c]), el("td", {}, count(counts[c])),
     lines.map((line) => cell(line, c))));
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
@@ -146,11 +171,12 @@ function splitPanel(data, state, redraw) {
   const chosen = Math.min(state.split, data.splits.length - 1);
   const split = data.splits[chosen];
   const titles = data.splits.map((one) => `seed ${one.seed} (${one.lines.join("; ")})`);
-  const rows = split.counts, classes = rows[0].length;
+  const rows = split.counts;
   const totals = rows[0].map((_, c) => rows.reduce((sum, row) => sum + row[c], 0));
-  const order = [...Array(classes).keys()].sort((a, b) => totals[b] - totals[a] || a - b);
+  const order = byFrequency(totals);
   const most = Math.max(1, ...rows.map((row) => Math.max(...row)));
-  const name = (c) => data.classes[c] ?? c;
+  const name = (c) => className(data, data.lines[split.line], c);
+  const clients = rows.map((_, r) => split.names[r] ?? String(r));
   const facts = split.statistics;
   const text = [`${count(split.clients)} clients`, known(facts.samples) ? `${count(facts.samples)} samples` : null,
     known(facts.size_min) ? `${count(facts.size_min)} to ${count(facts.size_max)} a client` : null,
@@ -158,10 +184,11 @@ function splitPanel(data, state, redraw) {
     rows.length < split.clients ? `the first ${count(rows.length)} are shown` : null].filter(known).join(", ");
   return el("div", {}, chooser("split-choice", "Split", titles, chosen, (i) => { state.split = i; redraw(); }), el("p", { class: "note" }, text),
     heatMap({
-      id: "split-map", rows: rows.map((row) => order.map((c) => row[c])), rowTitle: "client", columnTitle: "class, most frequent first",
-      first: name(order[0]), last: name(order[classes - 1]), label: `Samples of each class at each client: ${text}`,
-      share: (n) => Math.log1p(n) / Math.log1p(most), scale: ["0", `${count(most)} samples, log scale`],
-      describe: (r, c) => `client ${r}, class ${name(order[c])}: ${count(rows[r][order[c]])} samples`,
+      id: "split-map", rows: rows.map((row) => order.map((c) => row[c])), rowNames: clients, columnNames: order.map(name),
+      rowTitle: "client", columnTitle: "class, most frequent first", label: `Samples of each class at each client: ${text}`, caption: "Training samples",
+      share: (n) => Math.log1p(n) / Math.log1p(most), number: (n) => (n ? count(n) : ""), scale: ["0", `${count(most)} samples, log scale`],
+      width: innerWidth <= 700 ? 400 : 1140, cell: 22,
+      describe: (r, c) => `client ${clients[r]}, class ${name(order[c])}: ${count(rows[r][order[c]])} samples`,
     }));
 }
 
@@ -169,20 +196,36 @@ function confusionPanel(data, state, redraw) {
   const lines = data.lines.filter((line) => line.confusion);
   if (!lines.length) return el("p", { class: "note" }, "No confusion.json in these runs: a run of at most 200 classes writes one when it ends, and the page shows up to 141 classes.");
   const chosen = Math.min(state.confusion, lines.length - 1);
-  const { counts, seeds } = lines[chosen].confusion;
+  const line = lines[chosen];
+  const { counts, seeds } = line.confusion;
   const sums = counts.map((row) => row.reduce((a, b) => a + b, 0));
-  const frequency = lines[chosen].counts;
-  const order = counts.map((_, c) => c).sort((a, b) => (frequency[b] || 0) - (frequency[a] || 0) || a - b);
-  const name = (c) => data.classes[c] ?? c;
+  const order = byFrequency(counts.map((_, c) => line.counts[c] || 0));
+  const name = (c) => className(data, line, c);
   const share = (r, c) => counts[order[r]][order[c]] / (sums[order[r]] || 1);
-  return el("div", {}, chooser("confusion-choice", "Method", lines.map((line) => line.label), chosen, (i) => { state.confusion = i; redraw(); }),
-    el("p", { class: "note" }, `Rows are true classes, columns what the shipped model says, most frequent class first; shares of the row${seeds > 1 ? `, ${seeds} seeds added` : ""}.`),
-    heatMap({
-      id: "confusion-map", rows: order.map((_, r) => order.map((__, c) => share(r, c))), rowTitle: "true class", columnTitle: "predicted class",
-      first: name(order[0]), last: name(order[order.length - 1]), ratio: 1.6, label: `Confusion of ${lines[chosen].label}`,
-      share: (value) => value, scale: ["0", "100 % of the row"],
-      describe: (r, c) => `${name(order[r])} taken for ${name(order[c])}: ${(100 * share(r, c)).toFixed(1)} % (${count(counts[order[r]][order[c]])} samples)`,
-    }));
+  const names = order.map(name);
+  return el("div", {}, chooser("confusion-choice", "Method", lines.map((each) => each.label), chosen, (i) => { state.confusion = i; redraw(); }),
+    el("p", { class: "note" }, `Rows are true classes, columns what the shipped model says, most frequent class first; shares of the row${seeds > 1 ? `, ${seeds} seeds added` : ""}. A class that it never says has no precision, and counts as 0 in the mean.`),
+    el("div", { class: "two confusion" }, heatMap({
+      id: "confusion-map", rows: order.map((_, r) => order.map((__, c) => share(r, c))), rowNames: names, columnNames: names,
+      rowTitle: "true class", columnTitle: "predicted class", label: `Confusion of ${line.label}`, caption: line.label,
+      share: (value) => value, number: (value) => (value >= 0.005 ? Math.round(100 * value) : ""), scale: ["0", "100 % of the row"],
+      width: innerWidth <= 700 ? 400 : 640,
+      describe: (r, c) => `${names[r]} taken for ${names[c]}: ${(100 * share(r, c)).toFixed(1)} % (${count(counts[order[r]][order[c]])} samples)`,
+    }), classScores(counts, sums, order, name)));
+}
+
+// Precision, recall and F1 of each class, and their means over the classes that were tested.
+function classScores(counts, sums, order, name) {
+  const called = counts.map((_, c) => counts.reduce((sum, row) => sum + row[c], 0));
+  const share = (part, whole) => (whole ? part / whole : null);
+  const rows = order.map((c) => ({ c, values: [share(counts[c][c], called[c]), share(counts[c][c], sums[c]), share(2 * counts[c][c], called[c] + sums[c])] }));
+  const tested = rows.filter(({ c }) => sums[c]);
+  const mean = [0, 1, 2].map((at) => share(tested.reduce((sum, { values }) => sum + (values[at] || 0), 0), tested.length));
+  const cells = (values) => values.map((value) => el("td", {}, score("accuracy", value)));
+  return el("div", { class: "scroll tall", id: "class-scores", tabindex: 0, role: "region", "aria-label": "Precision, recall and F1 by class" },
+    el("table", {}, el("thead", {}, el("tr", {}, ["Class", "Tested", "Precision", "Recall", "F1"].map((title) => el("th", { scope: "col" }, title)))),
+      el("tbody", {}, rows.map(({ c, values }) => el("tr", {}, el("th", { scope: "row" }, name(c)), el("td", {}, count(sums[c])), cells(values))),
+        el("tr", { class: "mean" }, el("th", { scope: "row" }, "Mean of classes"), el("td", {}, count(sums.reduce((a, b) => a + b, 0))), cells(mean)))));
 }
 
 function plainTable(head, rows, label) {

@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FedtailError, match=r"fedtail\[hf\]"):
+    with pytest.raises(FedtailError, match=r"pip install '\.\[hf\]'"):
         HuggingFace(path="ylecun/mnist").load()
 
 

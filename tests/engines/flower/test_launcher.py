@@ -168,7 +168,7 @@ def test_protection_that_would_be_lost_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FedtailError, match=r"needs 'flwr'.*pip install 'fedtail\[flower\]'"):
+    with pytest.raises(FedtailError, match=r"needs 'flwr'.*pip install '\.\[flower\]'"):
         Launch().run(Experiment(), tmp_path / "run")
 
 
