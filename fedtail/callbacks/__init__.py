@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedtail.callbacks.base import Callback, Record, RunInfo, Snapshot
+from fedtail.callbacks.base import Best, Callback, Record, RunInfo, Snapshot
 from fedtail.callbacks.checkpoint import Checkpoint
 from fedtail.callbacks.jsonl import JsonLines, read_records, rebuild
 from fedtail.callbacks.mlflow import MLflow
@@ -18,6 +18,7 @@ trackers: dict[str, Callable[[], Callback]] = {
 """Experiment trackers by the name that switches them on."""
 
 __all__ = [
+    "Best",
     "Callback",
     "Checkpoint",
     "JsonLines",

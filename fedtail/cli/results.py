@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedtail.files import write_atomic
+from fedtail.metrics.curves import shipped_record
 
 SCORES = ("accuracy", "many", "medium", "few", "worst_class")
 """The scores of the table."""
@@ -62,8 +63,8 @@ class Line:
         return list(self.histories.values())
 
     def score(self, key: str) -> dict[str, float | None]:
-        """Return the mean over seeds of a score of the last round, and its deviation."""
-        values = [history[-1].get(key) for history in self._all]
+        """Return the mean over seeds of a score of the shipped models, and its deviation."""
+        values = [shipped_record(history).get(key) for history in self._all]
         known = [value for value in values if value is not None]
         return {
             "mean": fmean(known) if known else None,

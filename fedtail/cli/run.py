@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.callbacks import Progress
+from fedtail.callbacks.progress import ending
 from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.results import History
@@ -15,8 +16,9 @@ from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
 from fedtail.experiment import Experiment, load_experiment, make_experiment
-from fedtail.folder import RunFolder, free_folder
+from fedtail.folder import LENGTH, RunFolder, free_folder
 from fedtail.loop import run as run_experiment
+from fedtail.metrics import shipped_record
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.signals import ended_by_signals, exit_code
 from fedtail.state import digest
@@ -31,7 +33,11 @@ fedtail run experiment.toml method.local.lr=0.1 --seed 1
 
 fedtail run --method creff --rounds 5 --engine flower --nodes 3
 
+fedtail run --validation 0.1 --keep best --patience 5 --rounds 100
+
 fedtail run --resume runs/digits-fedavg-seed0
+
+fedtail run --resume runs/digits-fedavg-seed0 --rounds 200
 """
 
 
@@ -52,7 +58,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="go on with the run in this folder; takes no other option but --trust-plugins",
+            help="go on with the run in this folder, perhaps to another number of --rounds; "
+            "beside it only --patience and --trust-plugins",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
@@ -108,14 +115,16 @@ def run(
         folder = RunFolder(out) if out else free_folder(Path("runs"), folder_name(experiment))
         execute(experiment, folder, False, launch)
         return
-    if flags or words or out or plugin or launch:
+    if flags.keys() - LENGTH or words or out or plugin or launch:
         raise FedtailError(
-            "--resume takes the whole experiment from its folder: give nothing else; to change "
-            f"something, begin a new run with fedtail run {resume}/experiment.toml ..."
+            "--resume takes the experiment from its folder: give nothing else but --rounds and "
+            "--patience; to change something, begin a new run with fedtail run "
+            f"{resume}/experiment.toml ..."
         )
     folder = RunFolder(resume)
-    experiment = reopen(folder, trust_plugins)
-    history = folder.records() if folder.finished else []
+    stored = reopen(folder, trust_plugins)
+    experiment = stored.but(**flags)
+    history = folder.records() if folder.finished and experiment == stored else []
     if history:
         show_finished(experiment, folder, history)
     else:
@@ -174,6 +183,8 @@ def show_finished(experiment: Experiment, folder: RunFolder, history: History) -
     """Show a run that came to its end before."""
     model = digest(folder.shipped())[:16]
     _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
+    for line in ending(shipped_record(history), history[-1], experiment.score):
+        _say(line)
     show_run(make_console(), experiment.title, history, experiment.server_data)
     _say(f"{folder.path}  model {model}")
 
