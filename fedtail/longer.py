@@ -63,5 +63,5 @@ def shares_of_rounds(config: Config, path: str = "") -> Iterator[str]:
                 yield f"{where} = {value.name}"
         elif isinstance(value, Config):
             yield from shares_of_rounds(value, f"{where}.")
-        elif value and "of the rounds" in (field.description or ""):
+        elif "of the rounds" in (field.description or "") and value:
             yield f"{where} = {value}"

@@ -15,7 +15,7 @@ from fedtail.cli.results import History
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
-from fedtail.experiment import Experiment, load_experiment, make_experiment
+from fedtail.experiment import Experiment, load_experiment, make_experiment, parse_overrides
 from fedtail.folder import LENGTH, RunFolder, free_folder
 from fedtail.loop import run as run_experiment
 from fedtail.metrics import shipped_record
@@ -115,7 +115,8 @@ def run(
         folder = RunFolder(out) if out else free_folder(Path("runs"), folder_name(experiment))
         execute(experiment, folder, False, launch)
         return
-    if flags.keys() - LENGTH or words or out or plugin or launch:
+    changes = {**flags, **dict(parse_overrides(words or []))}
+    if changes.keys() - LENGTH or out or plugin or launch:
         raise FedtailError(
             "--resume takes the experiment from its folder: give nothing else but --rounds and "
             "--patience; to change something, begin a new run with fedtail run "
@@ -123,7 +124,7 @@ def run(
         )
     folder = RunFolder(resume)
     stored = reopen(folder, trust_plugins)
-    experiment = stored.but(**flags)
+    experiment = stored.but(**changes)
     history = folder.records() if folder.finished and experiment == stored else []
     if history:
         show_finished(experiment, folder, history)

@@ -19,8 +19,9 @@ def shipped_record(records: Records) -> Mapping[str, Any]:
     With ``keep = "best"`` every validated round says which one is the best so far
     (``validation.kept``).
     """
-    kept = (records[-1].get("validation") or {}).get("kept", records[-1]["round"])
-    return next((record for record in records if record["round"] == kept), records[-1])
+    last = records[-1]
+    kept = (last.get("validation") or {}).get("kept")
+    return last if kept is None else next((r for r in records if r["round"] == kept), last)
 
 
 def last_rounds(records: Records, key: str, n: int = 10) -> tuple[float | None, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail import FedtailError
-from fedtail.callbacks import Checkpoint, RunInfo, Snapshot
+from fedtail.callbacks import Checkpoint, Snapshot
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,8 @@ def test_a_loaded_checkpoint_goes_on_without_writing_all_again(tmp_path: Path) -
 @pytest.mark.parametrize(("every", "saved"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (10, [5])])
 def test_every_so_many_rounds_and_the_last(tmp_path: Path, every: int, saved: list[int]) -> None:
     saving, found = Checkpoint(tmp_path, every), []
-    saving.on_start(RunInfo("x", {}, 5, 0, tmp_path, (), ()))
     for number in range(1, 6):
-        saving.on_snapshot(snapshot(number))
+        saving.on_snapshot(replace(snapshot(number), last=number == 5))
         path = tmp_path / f"server-{number:06d}.safetensors"
         found += [number] if path.exists() else []
     assert found == saved
