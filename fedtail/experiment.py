@@ -126,11 +126,13 @@ class Experiment(Config):
         data = plain.get("data") if isinstance(plain, Mapping) else None
         if not isinstance(data, Mapping) or "validation" not in data:
             return plain
-        if "validation" in plain:
-            raise FedtailError("give 'validation' or 'data.validation', not both")
+        section = plain.get("validation", {})
+        if not isinstance(section, Mapping) or "share" in section:
+            raise FedtailError("give 'validation.share' or 'data.validation', not both")
         rest = {key: value for key, value in data.items() if key != "validation"}
         others = {key: value for key, value in plain.items() if key != "data"}
-        return {**others, **({"data": rest} if rest else {}), "validation": data["validation"]}
+        merged = {**section, "share": data["validation"]}
+        return {**others, **({"data": rest} if rest else {}), "validation": merged}
 
     @field_validator("validation", mode="before")
     @classmethod

@@ -405,7 +405,7 @@ def test_schedules_that_depend_on_the_number_of_rounds_are_said(tmp_path: Path) 
         ),
         (
             {"data": {"name": "digits", "validation": 0.1}, "validation": 0.2},
-            "give 'validation' or 'data.validation', not both",
+            "give 'validation.share' or 'data.validation', not both",
         ),
     ],
 )
@@ -421,6 +421,8 @@ def test_data_validation_is_the_section() -> None:
     assert short.validation.share == 0.2
     named = Experiment.model_validate({"data": {"name": "digits", "validation": 0.2}})
     assert named == short
+    plain = {"data": {"validation": 0.2}, "validation": {"by": "client"}}
+    assert Experiment.model_validate(plain).validation.by == "client"
 
 
 def test_a_class_that_nobody_holds_out_is_said() -> None:
