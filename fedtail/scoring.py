@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.engines import Dropped, Engine
+from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason
 from fedtail.metrics import Evaluation, client_scores, personal_scores, scores
@@ -22,8 +23,6 @@ from fedtail.validation import asked, validation_scores
 
 MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
-TEST_BATCH = 500
-"""How many of a client's own test samples are given to its model at a time."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Scoring:
         evaluation = self.engine.evaluate(model)
         found = self.scores(evaluation)
         if len(evaluation.by_owner):
-            found["by_client"] = client_scores(
+            found["clients_test"] = client_scores(
                 evaluation.by_owner, self.setting.dataset.client_names
             )
         with blaming(f"server half, round {server.round}"):

@@ -197,7 +197,7 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
         )
 
 
-def pooled(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the split as one client with all samples would have it, and what it holds out.
 
     Clients that are held out whole stay clients.
@@ -225,7 +225,7 @@ def prepare(experiment: Experiment) -> Setting:
         network.to(device)
         if images:
             cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
-    parts, held = pooled(split) if experiment.method.pooled else (split.parts, split.held_out)
+    parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     federation = Federation(
         dataset, parts, experiment.augment, device, channels_last=images, held_out=held
     )

@@ -22,9 +22,9 @@ from fedtail.protocol import Client, ClientId, Exchange, Payload, Sum, Task, Ten
 if TYPE_CHECKING:
     from fedtail.reduce import Reduced
 
-GROUP = "validation"
+HELD_OUT = "validation"
 """The group of tensors that is added up."""
-BATCH = 500
+COUNTED_AT_ONCE = 500
 """Samples that are given to the network at a time."""
 
 
@@ -35,7 +35,7 @@ def form_of_counts(classes: int) -> Form:
     """
     count = Like((classes,), torch.int64, low=0, counted=True)
     loss = Like((1,), torch.float64, low=0)
-    return Form().group(GROUP, {"right": count, "samples": count, "loss": loss}, Total())
+    return Form().group(HELD_OUT, {"right": count, "samples": count, "loss": loss}, Total())
 
 
 def count(model: Tensors, client: Client) -> Payload:
@@ -44,7 +44,7 @@ def count(model: Tensors, client: Client) -> Payload:
     held, classes = client.data.held_out, client.num_classes
     found = Evaluation.empty(classes)
     with torch.inference_mode():
-        for index in torch.split(torch.arange(len(held)), BATCH):
+        for index in torch.split(torch.arange(len(held)), COUNTED_AT_ONCE):
             x, y = held.batch(index)
             found = found + Evaluation.of(tested(x), y, classes)
     # A model that has diverged has no loss; nothing else is sent that is not finite.
@@ -54,7 +54,9 @@ def count(model: Tensors, client: Client) -> Payload:
         "samples": found.confusion.sum(dim=1),
         "loss": torch.tensor([min(loss, LARGEST)], dtype=torch.float64),
     }
-    return Payload(grouped(GROUP, counts), summable=frozenset({GROUP}), sums={GROUP: Sum("sum")})
+    return Payload(
+        grouped(HELD_OUT, counts), summable=frozenset({HELD_OUT}), sums={HELD_OUT: Sum("sum")}
+    )
 
 
 def asked(model: Tensors, clients: Sequence[ClientId]) -> Exchange[Reduced | None]:
@@ -71,7 +73,7 @@ def validation_scores(
     They are those of a test (`fedtail.metrics.scores`) but the calibration error, and ``samples``
     and ``clients``: how many samples were held out, and how many clients answered.
     """
-    sums = {} if found is None else found[GROUP]
+    sums = {} if found is None else found[HELD_OUT]
     none = torch.zeros(len(train_counts), dtype=torch.int64)
     samples = sums.get("samples", none)
     total = int(samples.sum())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from fedtail import Arrays, Callback, Experiment, run
+from fedtail import Arrays, Callback, Centralised, Experiment, run
 from fedtail.callbacks import RunInfo
 from fedtail.engines.executor import Done, Serial
 from fedtail.engines.runtime import Runtime
@@ -75,7 +75,7 @@ def test_names_stand_in_the_split_the_start_the_warnings_and_the_record(tmp_path
 
 def test_one_model_is_scored_client_by_client() -> None:
     record = run(named()).metrics
-    found = record["by_client"]
+    found = record["clients_test"]
     counts = {"patient 232": 4, "patient 7": 4, "patient 300": 4}
     assert set(found["accuracy"]) == set(counts)
     # The clients' right answers are all right answers of the test set.
@@ -90,17 +90,15 @@ def test_one_model_is_scored_client_by_client() -> None:
 
 def test_workers_count_client_by_client_alike() -> None:
     alone, apart = run(named()), tiny.run_with(named(), lambda runtime: tiny.Isolated(runtime))
-    assert alone.metrics["by_client"] == apart.metrics["by_client"]
-    assert run(named(workers=2)).metrics["by_client"] == alone.metrics["by_client"]
+    assert alone.metrics["clients_test"] == apart.metrics["clients_test"]
+    assert run(named(workers=2)).metrics["clients_test"] == alone.metrics["clients_test"]
 
 
 def test_where_nobody_knows_whose_samples_they_are_nothing_is_said() -> None:
-    assert "by_client" not in run(tiny.experiment(rounds=1)).metrics
+    assert "clients_test" not in run(tiny.experiment(rounds=1)).metrics
 
 
 def test_one_client_with_all_samples_has_a_name_too() -> None:
-    from fedtail import Centralised
-
     held = {"validation": {"share": 0.3, "by": "client"}}
     setting = prepare(named(method=Centralised(local=tiny.quick()), per_round=1, **held))
     assert setting.client_names[0] == "all"

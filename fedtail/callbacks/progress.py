@@ -180,10 +180,10 @@ def ending(shipped: Record, last: Record, score: str) -> list[str]:
     if "kept" in (last.get("validation") or {}):
         value = shipped["validation"][score]
         lines.append(f"round {shipped['round']} is shipped: validation {score} {value:.4f}")
-    spread = (shipped.get("by_client") or {}).get("spread")
+    spread = (shipped.get("clients_test") or {}).get("spread")
     if spread:
         least, _, median, _, greatest = spread
-        worst = shipped["by_client"]["worst"]
+        worst = shipped["clients_test"]["worst"]
         lines.append(
             f"accuracy by client: {least:.4f} (worst, {worst}) to {greatest:.4f}, "
             f"median {median:.4f}"

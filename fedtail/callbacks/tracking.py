@@ -38,7 +38,7 @@ def scalars(record: Record) -> dict[str, float]:
     personal = record.get("personal") or {}
     named |= {f"personal/{key}_mean": v for key, v in personal.get("mean", {}).items()}
     spreads = {f"personal/{key}": spread for key, spread in personal.items()}
-    spreads["by_client/accuracy"] = (record.get("by_client") or {}).get("spread")
+    spreads["clients_test/accuracy"] = (record.get("clients_test") or {}).get("spread")
     for key, spread in spreads.items():
         if isinstance(spread, list):
             named |= {f"{key}_{at}": v for at, v in zip(SPREAD, spread, strict=True)}

@@ -146,7 +146,7 @@ def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
     if owner is not None:
         owner = _owners(owner, len(y), f"{where}, client_train")
     if owner is not None and len(np.unique(owner)) > 1:
-        train, test = by_client(owner, fraction, seed)
+        train, test = whole_clients(owner, fraction, seed)
     else:
         train, test = stratified(y.numpy(), fraction, seed)
     if not len(test):
@@ -181,7 +181,7 @@ def stratified(y: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, n
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def by_client(owner: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def whole_clients(owner: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the training and of the test samples, whole clients in each.
 
     The nearest whole number to the fraction of the clients is drawn for the test set, at least one.

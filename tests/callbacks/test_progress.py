@@ -165,7 +165,7 @@ def test_the_end_says_why_what_is_shipped_and_who_is_worst() -> None:
     best = record(
         1,
         validation={"balanced_accuracy": 0.75, "kept": 1},
-        by_client={"worst": "232", "spread": [0.25, 0.5, 0.625, 0.75, 1.0]},
+        clients_test={"worst": "232", "spread": [0.25, 0.5, 0.625, 0.75, 1.0]},
     )
     stopped = "no better balanced_accuracy in 1 validation since round 1"
     progress.on_round(best)

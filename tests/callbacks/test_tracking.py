@@ -53,11 +53,11 @@ def test_the_spread_of_the_clients_models_is_logged() -> None:
 
 def test_validation_and_the_spread_over_clients_are_logged() -> None:
     validation = {"few": 0.5, "loss": None, "per_class": [0.5], "kept": 3}
-    by_client = {"worst": "232", "spread": [0.0, 0.1, 0.2, 0.3, 0.4], "accuracy": {"232": 0.0}}
+    clients_test = {"worst": "232", "spread": [0.0, 0.1, 0.2, 0.3, 0.4], "accuracy": {"232": 0.0}}
 
-    found = scalars({"validation": validation, "by_client": by_client})
+    found = scalars({"validation": validation, "clients_test": clients_test})
 
-    spread = {f"by_client/accuracy_{at}": k / 10 for k, at in enumerate(SPREAD)}
+    spread = {f"clients_test/accuracy_{at}": k / 10 for k, at in enumerate(SPREAD)}
     assert found == pytest.approx({"validation/few": 0.5, "validation/kept": 3.0, **spread})
 
 
