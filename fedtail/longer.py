@@ -32,6 +32,11 @@ def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
     before, rounds = stored["rounds"], experiment.rounds
     if rounds < done:
         raise FedtailError(f"'{folder.path}' has done {done} rounds: rounds = {rounds} is fewer")
+    if rounds == done != before and not was_tested(folder, done):
+        raise FedtailError(
+            f"round {done} of '{folder.path}' was not tested and cannot be the last: rounds is at "
+            f"least {done + 1}"
+        )
     wanted = experiment.describe()
     if all(stored.get(field) == wanted[field] for field in LENGTH):
         return []
@@ -48,6 +53,12 @@ def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
         f"{', '.join(found)}: rounds 1 to {done} followed it as a part of {before} rounds, those "
         f"after as a part of {rounds}; a run of {rounds} rounds from the start would differ"
     ]
+
+
+def was_tested(folder: RunFolder, round: int) -> bool:
+    """Whether a round that is done has scores."""
+    records = (record for record in folder.records() if record["round"] == round)
+    return any(record.get("accuracy") is not None for record in records)
 
 
 def shares_of_rounds(config: Config, path: str = "") -> Iterator[str]:

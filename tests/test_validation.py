@@ -348,6 +348,17 @@ def test_a_finished_run_goes_on(tmp_path: Path) -> None:
         run(real(rounds=4, patience=0), out=out, resume=True)
 
 
+def test_a_run_ends_sooner_at_a_round_that_was_tested(tmp_path: Path) -> None:
+    # Stopped in round 4, with a checkpoint of round 3. Every second round is tested.
+    chosen = {"patience": 0, "eval_every": 2}
+    with pytest.raises(Stop):
+        run(real(**chosen, rounds=9), out=tmp_path / "run", callbacks=[StopIn(4)])
+    with pytest.raises(FedtailError, match=r"round 3 of .* was not tested .* at least 4"):
+        run(real(**chosen, rounds=3), out=tmp_path / "run", resume=True)
+    sooner = run(real(**chosen, rounds=4), out=tmp_path / "run", resume=True)
+    assert plain(sooner) == plain(run(real(**chosen, rounds=4)))
+
+
 def test_a_run_that_was_out_of_patience_goes_on_with_more(tmp_path: Path) -> None:
     out = tmp_path / "run"
     script = (1, 0, 1, 1, 1, 1)

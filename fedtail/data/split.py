@@ -140,7 +140,7 @@ class Split:
             "class_counts": self.statistics.class_counts.tolist(),
             "server_samples": len(self.server),
             "held_out_counts": self.held_counts.tolist() if self.held_out else None,
-            "clients": self.names(natural),
+            "clients": self.names(natural) if self.owners and natural else None,
             "counts": rows,
         }
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]

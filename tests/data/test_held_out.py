@@ -98,7 +98,9 @@ def test_one_client_cannot_train_and_be_held_out() -> None:
 
 def test_clients_without_natural_names_have_numbers() -> None:
     split = make_split(LABELS, 3, NoTail(), IID(), 3, 0, np.arange(31) % 5)
-    assert split.names(["a", "b", "c", "d", "e"]) == ("0", "1", "2")
+    natural = ["a", "b", "c", "d", "e"]
+    assert split.names(natural) == ("0", "1", "2")
+    assert json.loads(split.to_json(natural))["clients"] is None
 
 
 def test_the_table_has_names_and_what_is_held_out() -> None:
