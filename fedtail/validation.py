@@ -1,4 +1,4 @@
-"""Validation in a federation: who holds samples out counts, and the server sees sums of counts.
+"""Validation in a federation: who holds samples out counts, and scores come of sums of counts.
 
 It is an exchange like any other: the action `assess` of every method, with a form that is added
 up as it is. So it works wherever tasks are carried, and under encryption.

@@ -14,7 +14,7 @@ from fedtail.rng import numpy_generator
 
 
 class Validation(Config):
-    """What is held out. The server only ever sees sums of counts over who holds it."""
+    """What is held out of training; of those who hold it, only sums of counts are used."""
 
     share: float = Field(0.0, ge=0, lt=1, description="how much is held out; 0 holds out nothing")
     by: Literal["sample", "client"] = Field(
