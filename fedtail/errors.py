@@ -126,6 +126,6 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def some(numbers: Sequence[int], most: int = 10) -> str:
-    """Return the first of many numbers for a message."""
-    return ", ".join([*map(str, numbers[:most]), *(["..."] if numbers[most:] else [])])
+def some(items: Sequence[int | str], most: int = 10) -> str:
+    """Return the first of many numbers or names for a message."""
+    return ", ".join([*map(str, items[:most]), *(["..."] if items[most:] else [])])

@@ -14,6 +14,7 @@ from torch import nn
 from fedtail.config import Config
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Source
+from fedtail.data.held_out import Validation
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
@@ -66,7 +67,21 @@ class Experiment(Config):
     task_seconds: float = Field(
         86400.0, gt=0, description="a worker process that takes longer for one task is ended"
     )
-    eval_every: int = Field(1, ge=1, description="test after every so many rounds, and the last")
+    eval_every: int = Field(
+        1, ge=1, description="test and validate after every so many rounds, and the last"
+    )
+    validation: Validation = Field(
+        Validation(), description="what is held out of training; a number is its share"
+    )
+    keep: Literal["last", "best"] = Field(
+        "last", description="which round's model is shipped: the last, or the best on validation"
+    )
+    score: Literal[
+        "accuracy", "balanced_accuracy", "many", "medium", "few", "tail", "worst_class", "loss"
+    ] = Field("balanced_accuracy", description="the validation score that rounds are compared by")
+    patience: int = Field(
+        0, ge=0, description="stop after so many validations without a better score; 0 never does"
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
@@ -100,6 +115,41 @@ class Experiment(Config):
         raise FedtailError(
             "a model is a registered name, an nn.Module or a function that makes one"
         )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_validation(cls, plain: Any) -> Any:
+        """Take ``data.validation`` for the section `validation`, which is of every source."""
+        data = plain.get("data") if isinstance(plain, Mapping) else None
+        if not isinstance(data, Mapping) or "validation" not in data:
+            return plain
+        section = plain.get("validation", {})
+        if not isinstance(section, Mapping) or "share" in section:
+            raise FedtailError("give 'validation.share' or 'data.validation', not both")
+        rest = {key: value for key, value in data.items() if key != "validation"}
+        others = {key: value for key, value in plain.items() if key != "data"}
+        merged = {**section, "share": data["validation"]}
+        return {**others, **({"data": rest} if rest else {}), "validation": merged}
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _share(cls, value: Any) -> Any:
+        return {"share": value} if isinstance(value, int | float) else value
+
+    @model_validator(mode="after")
+    def _held_out(self) -> Self:
+        if self.validation.share and self.privacy.on:
+            raise FedtailError(
+                "validation shows sums of counts of clients' samples, which the budget of "
+                "differential privacy does not cover: leave out validation.share or privacy.epsilon"
+            )
+        wants = "keep = 'best'" if self.keep == "best" else f"patience = {self.patience}"
+        if (self.keep == "best" or self.patience) and not self.validation.share:
+            raise FedtailError(
+                f"{wants} needs samples that are held out of training, for example validation=0.1; "
+                "the test set chooses nothing"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cohort(self) -> Self:
@@ -140,7 +190,11 @@ class Experiment(Config):
         """Refuse a cohort that so many clients cannot fill; the data may say how many there are."""
         cohort = self.per_round or clients
         if cohort > clients:
-            raise FedtailError(f"per_round = {cohort} is more than the {clients} clients there are")
+            whole = self.validation.share and self.validation.by == "client"
+            apart = " (the others are held out for validation)" if whole else ""
+            raise FedtailError(
+                f"per_round = {cohort} is more than the {clients} clients there are{apart}"
+            )
         if self.min_clients > cohort:
             raise FedtailError(
                 f"min_clients = {self.min_clients} is more than the {cohort} clients of a round"

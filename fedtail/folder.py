@@ -29,6 +29,8 @@ from fedtail.version import __version__
 
 FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}
 """Fields that do not change what a run computes: a resumed run may have others."""
+LENGTH = {"rounds", "patience"}
+"""Fields that say when a run ends: a resumed run may end earlier or later than it was to."""
 MOST_CONFUSED = 200
 """With more classes no table of confusions is kept."""
 logger = logging.getLogger("fedtail")
@@ -105,11 +107,23 @@ class RunFolder:
                 f"'{self.path}' is a run on Flower: go on with fedtail run --resume {self.path}"
             )
 
+    def settings(self) -> dict[str, Any]:
+        """Return the description as plain data."""
+        return tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+
+    def describe_anew(self, experiment: str) -> None:
+        """Put another description in place; a run that was finished is then not.
+
+        The model goes first: whenever this is interrupted, the folder holds a run that can go on.
+        """
+        remove(self.model)
+        sync_folder(self.path)
+        write_atomic(self.experiment, experiment)
+
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
-        stored = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
-        wanted = tomllib.loads(tomli_w.dumps(settings))
-        keys = sorted((stored.keys() | wanted.keys()) - FREE)
+        stored, wanted = self.settings(), tomllib.loads(tomli_w.dumps(settings))
+        keys = sorted((stored.keys() | wanted.keys()) - FREE - LENGTH)
         odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
         if odd is not None:
             raise FedtailError(

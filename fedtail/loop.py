@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from fedtail.callbacks import (
     Callback,
@@ -22,25 +20,26 @@ from fedtail.callbacks import (
     read_records,
     rebuild,
 )
-from fedtail.engines import Dropped, Embedded, Engine
-from fedtail.engines.runtime import Phase, numerics
+from fedtail.choice import Choice
+from fedtail.engines import Embedded, Engine
+from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.metrics import Evaluation, personal_scores, scores
+from fedtail.longer import take_up
+from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
-from fedtail.protocol import Scalar, Server, Task
+from fedtail.protocol import ClientId, Scalar, Server
 from fedtail.result import Result
+from fedtail.scoring import Scoring, Trial, never_validated
 from fedtail.setting import Setting, prepare
 
 logger = logging.getLogger("fedtail")
-MODELS_AT_ONCE = 8
-"""How many clients' own models are in memory while they are tested."""
 
 
 def run(
@@ -59,7 +58,8 @@ def run(
     out
         The run folder; without one, nothing is written.
     resume
-        Go on with the run in `out` from its last checkpoint.
+        Go on with the run in `out` from its last checkpoint, whether it was finished or not. The
+        experiment is the same but for `rounds` and `patience`, which say when it ends now.
     callbacks
         What watches.
 
@@ -112,8 +112,13 @@ class Loop:
     callbacks: Sequence[Callback]
     budget: Budget | None = None
     remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
-    tested: dict[str, Tensor] | None = None  # the model of the last test
-    evaluation: Evaluation | None = None  # and what came out
+    tested: Trial | None = None  # the last test
+    choice: Choice = field(init=False)
+    scoring: Scoring = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choice = Choice(self.setting.experiment)
+        self.scoring = Scoring(self.setting, self.engine, self.warn)
 
     def run(self, resume: bool) -> Result:
         """Run all rounds that are left."""
@@ -127,6 +132,8 @@ class Loop:
             self.warn(self.folder.must_be_on(self.setting.digests()))
         saved = self.restore(type(state)) if resume else None
         done = 0 if saved is None else saved.round
+        if resume and self.folder is not None:
+            self.warn(take_up(self.folder, experiment, done))
         history = self.history(done, {} if saved is None else saved.record) if resume else []
         carried = Ledger()
         told: Mapping[str, Scalar] = {}
@@ -140,12 +147,15 @@ class Loop:
             told = server.logged
         else:
             state = saved.state
+            self.choice.best = saved.best
             self.engine.states.update(saved.client_states)
         self.tell_start(done)
-        self.warn(self.remarks)
+        self.warn([*self.remarks, *never_validated(self.setting)])
         for number in range(done + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])
+                break
+            if self.choice.why_over:
                 break
             # 3. The exchanges of the round, then the test, then everything that watches.
             began = time.perf_counter()
@@ -158,7 +168,9 @@ class Loop:
             history.append(record)
             for callback in self.callbacks:
                 callback.on_round(record)
-            snapshot = Snapshot(number, state, dict(self.engine.states), record)
+            last = self.is_last(number) or "stopped" in record
+            states, best = dict(self.engine.states), self.choice.best
+            snapshot = Snapshot(number, state, states, record, best, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
         # 4. What is shipped.
@@ -211,7 +223,8 @@ class Loop:
         if self.folder is not None and not self.folder.experiment.exists():
             experiment = self.setting.experiment
             facts = {"threads": experiment.threads, "device": str(self.setting.device)}
-            split, digests = self.setting.split.to_json(), self.setting.digests()
+            split = self.setting.split.to_json(self.setting.dataset.client_names)
+            digests = self.setting.digests()
             self.folder.begin(experiment.to_toml(), split, facts, digests)
 
     def tell_start(self, done: int) -> None:
@@ -225,6 +238,7 @@ class Loop:
             folder=None if self.folder is None else self.folder.path,
             classes=self.setting.dataset.classes,
             class_counts=self.setting.class_counts,
+            clients=self.setting.client_names,
         )
         for callback in self.callbacks:
             callback.on_start(info)
@@ -232,7 +246,8 @@ class Loop:
     def complain(self, number: int, ledger: Ledger, history: Sequence[Record]) -> None:
         """Warn of what went wrong in a round, and stop if too little went right."""
         messages = [
-            f"round {number}: client {d.client} is left out: {d.reason}" for d in ledger.dropped
+            f"round {number}: client {self.scoring.name(d.client)} is left out: {d.reason}"
+            for d in ledger.dropped
         ]
         if ledger.kept:
             messages.append(f"round {number}: no valid update, the model stays as it was")
@@ -251,13 +266,6 @@ class Loop:
         """Whether no round comes after this one."""
         return number == self.setting.experiment.rounds or not self.affords(number + 1)
 
-    def warn_after(self, server: Server, dropped: Iterable[Dropped]) -> None:
-        """Tell who was left out of what comes after training."""
-        self.warn(
-            f"after round {server.round}: client {d.client} is left out: {d.reason}"
-            for d in dropped
-        )
-
     def warn(self, messages: Iterable[str]) -> None:
         """Tell the callbacks what went wrong, and then the log: what is shown need not be said."""
         for message in messages:
@@ -269,14 +277,16 @@ class Loop:
         self, number: int, state: Any, server: Server, ledger: Ledger, began: float
     ) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``."""
-        last = self.is_last(number)
-        tested = last or number % self.setting.experiment.eval_every == 0
-        extra = Ledger()
-        found = self.test(state, server, extra) if tested else dict.fromkeys((*SCORES, "per_class"))
-        # What comes after training is paid once, when it is over.
-        for client, (down, up) in extra.traffic.items() if last else ():
-            ledger.count(client, 0, down)
-            ledger.count(client, 1, up)
+        due = self.is_last(number) or number % self.setting.experiment.eval_every == 0
+        trial = self.scoring.trial(state, server) if due else None
+        found = (
+            dict.fromkeys((*SCORES, "per_class")) if trial is None else self.weigh(trial, number)
+        )
+        stopped = self.stopped(number)
+        if trial is not None:
+            # What comes after training is paid when it is over; before, validation needs it.
+            over = bool(stopped) or self.is_last(number)
+            pay(trial.after, ledger if over else None, found.get("validation"))
         traffic = ledger.traffic.values()
         return {
             "round": number,
@@ -285,75 +295,67 @@ class Loop:
             "bytes_down": sum(down for down, _ in traffic),
             "seconds": time.perf_counter() - began,
             "clients": sorted(ledger.clients),
-            "dropped": [{"client": d.client, "reason": d.reason} for d in ledger.dropped],
+            "dropped": [
+                {"client": d.client, **self.named(d.client), "reason": d.reason}
+                for d in ledger.dropped
+            ],
             "traffic": {str(client): ledger.traffic[client] for client in sorted(ledger.traffic)},
             "method": dict(server.logged),
             **({} if self.budget is None else {"privacy": self.budget.record(number)}),
+            **({"stopped": stopped} if stopped else {}),
         }
 
-    def test(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Any]:
-        """Score what would be shipped if training ended here."""
-        self.tested = self.shippable(state, server, ledger)
-        self.warn_after(server, ledger.dropped)
-        self.evaluation = self.engine.evaluate(self.tested)
-        shipped = self.scores(self.evaluation)
-        with blaming(f"server half, round {server.round}"):
-            tasks = self.setting.method.personal(state, server)
-        return personal_scores(self.personal(tasks, server), shipped) if tasks else shipped
-
-    def personal(self, tasks: Sequence[Task], server: Server) -> list[dict[str, Any]]:
-        """Score the models that clients answer with; only a few are in memory at a time."""
-        each: list[dict[str, Any]] = []
-        dropped: list[Dropped] = []
-        with self.forgotten(server, "test"):
-            for start in range(0, len(tasks), MODELS_AT_ONCE):
-                some = tasks[start : start + MODELS_AT_ONCE]
-                replies = self.engine.perform(some, server.round, server.rounds, single=True)
-                self.warn_after(server, replies.dropped)
-                dropped += replies.dropped
-                models = [update.payload.group("model") for update in replies.found.each]
-                each += [self.scores(self.engine.evaluate(model)) for model in models]
-        if not each and all(d.raised for d in dropped):
-            raise RunStopped(
-                f"round {server.round}: no client's own model can be tested, "
-                f"{first_reason(dropped)}"
+    def weigh(self, trial: Trial, number: int) -> dict[str, Any]:
+        """Return the scores of a tested round, and let those of validation decide."""
+        self.tested, found = trial, trial.found
+        if "validation" not in found:
+            return found
+        scores, name = found["validation"], self.setting.experiment.score
+        if scores[name] is None:
+            self.warn(
+                [f"round {number}: validation gives no '{name}', and the round cannot be kept"]
             )
-        return each
+        self.choice.look(number, scores, trial.model)
+        if self.choice.best is not None and self.setting.experiment.keep == "best":
+            scores["kept"] = self.choice.best.round
+        return found
 
-    def scores(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the scores of one model."""
-        return scores(evaluation, self.setting.experiment.groups, self.setting.class_counts)
+    def named(self, client: ClientId) -> dict[str, str]:
+        """Return a client's name for a record, where it is not its number."""
+        name = self.scoring.name(client)
+        return {} if name == str(client) else {"name": name}
 
-    def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
-        """Hold the exchanges that come after training, on a copy."""
-        method = self.setting.method
-        with self.forgotten(server, "after"):
-            final = drive(method.finalize(state, server), state, self.engine, server, ledger)
-        with blaming(f"server half, round {server.round}"):
-            return dict(method.eval_model(final))
-
-    @contextmanager
-    def forgotten(self, server: Server, phase: Phase) -> Iterator[None]:
-        """Let clients forget what they are asked to do in this block."""
-        states = dict(self.engine.states)
-        self.engine.begin(server.round, phase)
-        try:
-            yield
-        finally:
-            self.engine.states.clear()
-            self.engine.states.update(states)
+    def stopped(self, number: int) -> str:
+        """Return why no round comes after this one, in a clause; nothing if one does or should."""
+        if number == self.setting.experiment.rounds:
+            return ""
+        return self.choice.why_over if self.affords(number + 1) else "the privacy budget is spent"
 
     def end(self, state: Any, history: list[dict[str, Any]]) -> Result:
         """Ship the model and tell everyone."""
         server = self.setting.server(history[-1]["round"])
         # A run that was killed after its last round has not tested in this process.
-        tensors = self.tested or self.shippable(state, server, Ledger())
+        last = None if self.tested is None else self.tested.model
+        kept = self.choice.kept
+        tensors = kept or last or self.scoring.shippable(state, server, Ledger())
         if self.folder is not None:
-            evaluation = self.evaluation or self.engine.evaluate(tensors)
+            tested = self.tested if kept is None else None
+            evaluation = self.engine.evaluate(tensors) if tested is None else tested.evaluation
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
-            callback.on_end(history[-1], tensors)
+            callback.on_end(shipped_record(history), tensors)
         network = self.setting.runtime().load_tested(tensors)
         path = None if self.folder is None else self.folder.path
         return Result(history, tensors, network.module, state, path)
+
+
+def pay(after: Ledger, ledger: Ledger | None, validation: dict[str, Any] | None) -> None:
+    """Count what came after training: as the round's own traffic, or as that of its validation."""
+    for client, (down, up) in after.traffic.items():
+        if ledger is not None:
+            ledger.count(client, 0, down)
+            ledger.count(client, 1, up)
+        elif validation is not None:
+            validation["bytes_down"] += down
+            validation["bytes_up"] += up

@@ -163,6 +163,8 @@ class Client:
         change them in place: a client that is dropped keeps the old ones.
     turn
         How many tasks this client did earlier in the same round.
+    base
+        The user's own model, where the method trains another: what is tested may be of either.
     """
 
     id: ClientId
@@ -175,6 +177,7 @@ class Client:
     turn: int = 0
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    base: SplitModel | None = None
 
     @property
     def num_classes(self) -> int:

@@ -4,6 +4,7 @@ from fedtail import methods
 from fedtail.callbacks import Callback, Progress
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Source
+from fedtail.data.held_out import Validation
 from fedtail.data.longtail import Exponential, NoTail, Step, Tail
 from fedtail.data.partitions import (
     IID,
@@ -130,6 +131,7 @@ __all__ = [
     "TauSampling",
     "Total",
     "Update",
+    "Validation",
     "WeightedCrossEntropy",
     "experts",
     "make_split",

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtail.callbacks.progress import SHOWN
+from fedtail.metrics.curves import shipped_record
 from fedtail.state import digest
 
 
@@ -37,9 +38,19 @@ class Result:
     folder: Path | None
 
     @property
+    def best(self) -> dict[str, Any]:
+        """The record of the round whose model is shipped: the best on validation, or the last."""
+        return dict(shipped_record(self.history))
+
+    @property
     def metrics(self) -> dict[str, Any]:
-        """The last round's record."""
-        return self.history[-1]
+        """The scores of the model that is shipped: the record of its round."""
+        return self.best
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended before its last round, in a clause; empty if it did not."""
+        return str(self.history[-1].get("stopped", ""))
 
     @property
     def digest(self) -> str:
@@ -47,12 +58,13 @@ class Result:
         return digest(self.tensors)
 
     def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
+        last = self.best if self.history else {}
+        why = f", stopped: {self.stopped}" if self.history and self.stopped else ""
         scores = [f"{k} {v:.4f}" for k in SHOWN if (v := last.get(k)) is not None]
         network = f"{sum(map(Tensor.numel, self.tensors.values())):,} numbers"
         return "\n".join(
             [
-                f"Result of {len(self.history)} rounds",
+                f"Result of {len(self.history)} rounds{why}",
                 f"  scores  {', '.join(scores)}",
                 f"  model   {type(self.network).__name__}, {network}, digest {self.digest[:16]}",
                 f"  folder  {self.folder or 'none'}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -60,6 +61,23 @@ class Setting:
     def class_counts(self) -> tuple[int, ...]:
         """How many training samples of each class all clients hold together."""
         return tuple(self.federation.class_counts().tolist())
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """What the clients are called, those that are held out whole last."""
+        if not self.method.pooled:
+            return self.split.names(self.dataset.client_names)
+        return ("all", *self.split.names(self.dataset.client_names)[len(self.split) :])
+
+    @property
+    def validators(self) -> range:
+        """Who holds samples out of training."""
+        validation, trained = self.experiment.validation, len(self.federation)
+        if not validation.share:
+            return range(0)
+        if validation.by == "sample":
+            return range(trained)
+        return range(trained, trained + len(self.split.held_out) - len(self.split))
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
@@ -151,6 +169,7 @@ def share_out(experiment: Experiment, dataset: Dataset) -> Split:
         experiment.seed,
         owner=dataset.client_train,
         server_per_class=experiment.server_per_class,
+        validation=experiment.validation,
     )
 
 
@@ -161,6 +180,16 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
             f"method '{experiment.method.name}' needs samples on the server, but no class has two"
             " to take one from: the tail dropped none, and at least half stay with the clients"
         )
+
+
+def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the split as one client with all samples would have it, and what it holds out.
+
+    Clients that are held out whole stay clients.
+    """
+    trained, held = len(split), split.held_out
+    own = [np.sort(np.concatenate(held[:trained]))] if held else []
+    return [np.sort(np.concatenate(split.parts))], [*own, *held[trained:]]
 
 
 def prepare(experiment: Experiment) -> Setting:
@@ -181,9 +210,9 @@ def prepare(experiment: Experiment) -> Setting:
         network.to(device)
         if images:
             cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
-    # In the order that one client with all of them would have them in.
-    pooled = [np.sort(np.concatenate(split.parts))]
-    parts = pooled if experiment.method.pooled else split.parts
-    federation = Federation(dataset, parts, experiment.augment, device, channels_last=images)
+    parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
+    federation = Federation(
+        dataset, parts, experiment.augment, device, channels_last=images, held_out=held
+    )
     base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
     return Setting(experiment, dataset, split, federation, base, model, device)

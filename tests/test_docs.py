@@ -235,7 +235,15 @@ def row(name: str, cls: type[Config]) -> str:
 
 
 @pytest.mark.parametrize(
-    "cls", [fedtail.Experiment, fedtail.FedAvg, LocalTraining, Augment, fedtail.Privacy]
+    "cls",
+    [
+        fedtail.Experiment,
+        fedtail.FedAvg,
+        LocalTraining,
+        Augment,
+        fedtail.Validation,
+        fedtail.Privacy,
+    ],
 )
 def test_the_experiment_reference_has_every_field(cls: type[Config]) -> None:
     page = (DOCS / "reference" / "experiment.md").read_text(encoding="utf-8").splitlines()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -14,10 +15,11 @@ from fedtail import Callback, FedAvg, ModelState, Payload, RunStopped, run
 from fedtail.engines.executor import Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, like
-from fedtail.loop import MODELS_AT_ONCE
 from fedtail.methods import action
+from fedtail.metrics.scores import SCORES
 from fedtail.models import SplitModel
 from fedtail.protocol import Client, Server, Task
+from fedtail.scoring import MODELS_AT_ONCE
 
 
 class Constant(FedAvg[ModelState]):
@@ -67,21 +69,48 @@ def plain(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "seconds"}
 
 
-def test_the_method_is_scored_by_its_clients_models() -> None:
+def test_they_are_scored_beside_the_model_that_is_shipped() -> None:
     # Every test class has 3 of 12 samples, so a model that answers one class is right in 1/4.
     # Clients 0 to 5 answer 0, 1, 2, 3, 0, 1: class accuracies are (2, 2, 1, 1)/6. Of four classes
     # the rarest, 3, is few: client 3 alone has it right, so the few are (0, 0, 0, 1, 0, 0).
     result = run(tiny.experiment(Constant(local=tiny.quick())))
     last = result.metrics
-    assert last["accuracy"] == last["balanced_accuracy"] == 0.25
-    assert last["per_class"] == pytest.approx([2 / 6, 2 / 6, 1 / 6, 1 / 6])
-    assert last["few"] == pytest.approx(1 / 6)
-    assert last["worst_class"] == 0.0
-    assert last["personal"]["models"] == 6
-    assert last["personal"]["accuracy"] == [0.25] * 5
-    assert last["personal"]["few"] == [0.0, 0.0, 0.0, 0.0, 1.0]
+    personal = last["personal"]
+    assert personal["mean"]["accuracy"] == personal["mean"]["balanced_accuracy"] == 0.25
+    assert personal["mean"]["per_class"] == pytest.approx([2 / 6, 2 / 6, 1 / 6, 1 / 6])
+    assert personal["mean"]["few"] == pytest.approx(1 / 6)
+    assert personal["mean"]["worst_class"] == 0.0
+    assert (personal["models"], personal["tested_on"]) == (6, "test set")
+    assert personal["accuracy"] == [0.25] * 5
+    assert personal["few"] == [0.0, 0.0, 0.0, 0.0, 1.0]
     ours = run(tiny.experiment(FedAvg(local=tiny.quick()))).metrics
-    assert last["shipped"] == {key: ours[key] for key in ("accuracy", "balanced_accuracy", "few")}
+    assert {key: last[key] for key in (*SCORES, "per_class")} == {
+        key: ours[key] for key in (*SCORES, "per_class")
+    }
+
+
+def test_each_is_tested_on_its_own_clients_samples() -> None:
+    # Twelve test samples, three of each class: 0 0 0 1 1 1 2 2 2 3 3 3. Client 0, which answers 0,
+    # has the first four (3/4 right); client 1, which answers 1, the next four (2/4); client 3,
+    # which answers 3, one of class 2 and one of class 3 (1/2); a client that does not train has the
+    # rest. Clients 2, 4 and 5 have none.
+    given = tiny.arrays()
+    owner = np.array([0] * 4 + [1] * 4 + [3, 9, 9, 3])
+    data = type(tiny.source())(**given, client_test=owner)
+    chosen = tiny.experiment(Constant(local=tiny.quick()), rounds=1).but(data=data)
+    personal = run(chosen).metrics["personal"]
+    assert (personal["models"], personal["tested_on"]) == (3, "own samples")
+    # Of 1/2, 1/2, 3/4 the third quartile lies half-way between the last two.
+    assert personal["accuracy"] == [0.5, 0.5, 0.5, 0.625, 0.75]
+    assert personal["mean"]["accuracy"] == pytest.approx(7 / 12)
+    # Class 1 is a mean of two: client 0 has one of it wrong, client 1 has two of two right.
+    assert personal["mean"]["per_class"] == pytest.approx([1.0, 0.5, 0.0, 1.0])
+
+
+def test_where_nobody_who_trains_has_test_samples_it_is_the_test_set() -> None:
+    data = type(tiny.source())(**tiny.arrays(), client_test=np.full(12, 9))
+    personal = run(tiny.experiment(Constant(), rounds=1).but(data=data)).metrics["personal"]
+    assert (personal["models"], personal["tested_on"]) == (6, "test set")
 
 
 def test_testing_them_changes_nothing_else() -> None:
@@ -107,7 +136,9 @@ def test_a_model_that_cannot_be_tested_is_named_and_left_out() -> None:
     chosen = tiny.experiment(Failing(local=tiny.quick()), rounds=1, on_client_error="drop")
     result = run(chosen, callbacks=[watch])
     assert result.metrics["personal"]["models"] == 4
-    assert result.metrics["few"] == 0.0  # the only model that answers class 3 is out
+    assert (
+        result.metrics["personal"]["mean"]["few"] == 0.0
+    )  # the only model that answers class 3 is out
     assert result.metrics["dropped"] == []
     first, second = watch.warnings
     assert first.startswith("after round 1: client 2 is left out: RuntimeError: gone (test_person")

@@ -1,6 +1,6 @@
 """Everything that watches a run: progress, metrics file, report and experiment trackers."""
 
-from fedtail.callbacks.base import Callback, Record, RunInfo, Snapshot
+from fedtail.callbacks.base import Best, Callback, Record, RunInfo, Snapshot
 from fedtail.callbacks.checkpoint import Checkpoint
 from fedtail.callbacks.jsonl import JsonLines, read_records, rebuild
 from fedtail.callbacks.mlflow import MLflow
@@ -11,6 +11,7 @@ from fedtail.callbacks.tensorboard import TensorBoard
 from fedtail.callbacks.wandb import WandB
 
 __all__ = [
+    "Best",
     "Callback",
     "Checkpoint",
     "JsonLines",

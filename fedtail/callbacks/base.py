@@ -26,6 +26,8 @@ class RunInfo:
         The run folder, or nothing for a run that leaves no files.
     classes, class_counts
         Class names, and how many training samples of each all clients hold together.
+    clients
+        What the clients are called; a record has their numbers.
     """
 
     name: str
@@ -35,6 +37,27 @@ class RunInfo:
     folder: Path | None
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
+    clients: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validated round so far.
+
+    Attributes
+    ----------
+    round, value
+        Which round it is, and its score.
+    waited
+        How many validations since then were not better.
+    model
+        Its tensors, if they are what is to be shipped; else empty.
+    """
+
+    round: int
+    value: float
+    waited: int
+    model: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,12 +65,21 @@ class Snapshot:
     """What a run needs to go on from the end of a round: the server's state and the clients'.
 
     The record is that of the round itself, so that no run goes on without the numbers it stands on.
+
+    Attributes
+    ----------
+    best
+        The best validated round so far, if rounds are validated.
+    last
+        Whether the run ends here.
     """
 
     round: int
     state: Any
     client_states: Mapping[int, dict[str, Tensor]]
     record: Mapping[str, Any] = field(default_factory=dict)
+    best: Best | None = None
+    last: bool = False
 
 
 Record = Mapping[str, Any]
@@ -70,7 +102,7 @@ class Callback:
         """When a client is dropped, or a round keeps the old model."""
 
     def on_end(self, record: Record, model: Mapping[str, Tensor]) -> None:
-        """After the last round, with its record and the tensors that are shipped."""
+        """At the end, with the record of the round that is shipped, and its tensors."""
 
     def close(self) -> None:
         """Let go of files and connections."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtail.callbacks.base import Callback, RunInfo, Snapshot
+from fedtail.callbacks.base import Best, Callback, Snapshot
 from fedtail.callbacks.jsonl import json_ready
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
@@ -57,17 +57,13 @@ class Checkpoint(Callback):
         self.folder = folder
         self.every = every
         self.damage: list[str] = []
-        self._rounds = 0
+        self._best: tuple[Mapping[str, Tensor], Entry] | None = None
         self._clients: dict[int, tuple[Mapping[str, Tensor], Entry]] = {}
         self._kept: list[set[str]] = []  # the files of each checkpoint, the newest last
 
-    def on_start(self, info: RunInfo) -> None:
-        """Learn when the last round is."""
-        self._rounds = info.rounds
-
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Save, if it is time to."""
-        if snapshot.round % self.every == 0 or snapshot.round == self._rounds:
+        if snapshot.round % self.every == 0 or snapshot.last:
             self.save(snapshot)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -84,6 +80,7 @@ class Checkpoint(Callback):
         with ThreadPoolExecutor(WRITERS) as pool:
             server, *entries = pool.map(self._write, names, (tensors, *new.values()))
         self._clients |= {c: (new[c], entry) for c, entry in zip(new, entries, strict=True)}
+        best = self._saved_best(snapshot.best)
         sync_folder(self.folder)
         manifest = {
             "format": CHECKPOINT_FORMAT,
@@ -92,12 +89,22 @@ class Checkpoint(Callback):
             "record": json_ready(snapshot.record),
             "state": tree,
             "server": server,
+            "best": best,
             "clients": {str(client): entry for client, (_, entry) in self._clients.items()},
         }
         name = f"manifest-{snapshot.round:06d}.json"
         write_atomic(self.folder / name, json.dumps({**manifest, "sha256": _digest(manifest)}))
         self._kept = [*self._kept, {name, *_files(manifest)}][-KEPT:]
         self._tidy(set().union(*self._kept))
+
+    def _saved_best(self, best: Best | None) -> dict[str, Any] | None:
+        """Write the best model, if it is a new one, and return what the manifest says of it."""
+        if best is None:
+            return None
+        if self._best is None or self._best[0] is not best.model:
+            self._best = best.model, self._write(f"best-{best.round:06d}", best.model)
+        told = {"round": best.round, "value": best.value, "waited": best.waited}
+        return {**told, **self._best[1]}
 
     def load(self, kind: type[Any]) -> Snapshot | None:
         """Return the newest whole checkpoint as a snapshot with a state of this kind, or nothing.
@@ -136,10 +143,19 @@ class Checkpoint(Callback):
             entries = {int(client): entry for client, entry in manifest["clients"].items()}
             states = {client: self._read(entry) for client, entry in entries.items()}
             done, record = int(manifest["round"]), dict(manifest["record"])
+            best = self._restored_best(manifest.get("best"))
         except (KeyError, TypeError, AttributeError):
             raise DamagedCheckpoint(f"the checkpoint '{path}' does not describe this run") from None
         self._clients = {client: (states[client], entry) for client, entry in entries.items()}
-        return Snapshot(done, state, states, record)
+        return Snapshot(done, state, states, record, best)
+
+    def _restored_best(self, saved: Mapping[str, Any] | None) -> Best | None:
+        if saved is None:
+            return None
+        entry = {key: saved[key] for key in ("file", "sha256")}
+        best = Best(saved["round"], saved["value"], saved["waited"], self._read(entry))
+        self._best = best.model, entry
+        return best
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> Entry:
         data = pack_tensors(tensors)
@@ -167,7 +183,9 @@ class Checkpoint(Callback):
 
 
 def _files(manifest: Mapping[str, Any]) -> set[str]:
-    return {entry["file"] for entry in (manifest["server"], *manifest["clients"].values())}
+    best = manifest.get("best")
+    entries = [manifest["server"], *manifest["clients"].values(), *([best] if best else [])]
+    return {entry["file"] for entry in entries}
 
 
 def _of(path: Path) -> list[set[str]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
+from torch import Tensor
 
 from fedtail.callbacks.base import Callback, Record, RunInfo
 from fedtail.callbacks.jsonl import read_records
@@ -72,6 +73,7 @@ class Progress(Callback):
         self._printed_at = float("-inf")
         self._round = info.done
         self._scores = ""
+        self._last: Record = {}
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._open()
         else:
@@ -81,7 +83,9 @@ class Progress(Callback):
         """Show the round."""
         self._round, self._round_at = record["round"], self._clock()
         self._bytes += traffic(record)
-        scores = "  ".join(part for part in (_scores(record), _budget(record)) if part)
+        self._last = record
+        shown = (_scores(record), _validated(record, self._score), _budget(record))
+        scores = "  ".join(part for part in shown if part)
         if self._live is not None:
             self._scores = scores or self._scores
             self._bar.update(self._task, completed=self._round)
@@ -99,6 +103,17 @@ class Progress(Callback):
         if message not in self._warned:
             self._warned.add(message)
             self._print(f"warning: {message}")
+
+    def on_end(self, record: Record, model: Mapping[str, Tensor]) -> None:
+        """Say why it ended, which round is shipped, and how it does client by client."""
+        self._flush()
+        for line in ending(record, self._last or record, self._score):
+            self._print(line)
+
+    @property
+    def _score(self) -> str:
+        """The validation score that rounds are compared by."""
+        return str(self._info.settings.get("score", "balanced_accuracy"))
 
     def close(self) -> None:
         """Show what was held back and close the display."""
@@ -149,6 +164,33 @@ class Progress(Callback):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def ending(shipped: Record, last: Record, score: str) -> list[str]:
+    """Return what is to be said of a run that came to its end, beyond its scores.
+
+    Parameters
+    ----------
+    shipped, last
+        The record of the round whose model is shipped, and of the last one.
+    score
+        The validation score that rounds are compared by.
+    """
+    lines = []
+    if last.get("stopped"):
+        lines.append(f"stopped after round {last['round']}: {last['stopped']}")
+    if "kept" in (last.get("validation") or {}):
+        value = shipped["validation"][score]
+        lines.append(f"round {shipped['round']} is shipped: validation {score} {value:.4f}")
+    spread = (shipped.get("clients_test") or {}).get("spread")
+    if spread:
+        least, _, median, _, greatest = spread
+        worst = shipped["clients_test"]["worst"]
+        lines.append(
+            f"accuracy by client: {least:.4f} (worst, {worst}) to {greatest:.4f}, "
+            f"median {median:.4f}"
+        )
+    return lines
+
+
 def human_seconds(seconds: float) -> str:
     """Return a duration for people: ``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
     whole = round(seconds)
@@ -161,6 +203,12 @@ def human_seconds(seconds: float) -> str:
 
 def _scores(record: Record) -> str:
     return "  ".join(f"{key} {record[key]:.4f}" for key in SHOWN if record.get(key) is not None)
+
+
+def _validated(record: Record, score: str) -> str:
+    """Return the score on what is held out, if the round was validated."""
+    value = (record.get("validation") or {}).get(score)
+    return "" if value is None else f"validation {value:.4f}"
 
 
 def _budget(record: Record) -> str:

@@ -18,7 +18,7 @@ LOGGED = (*SCORES, "bytes_up", "bytes_down", "seconds")
 """The keys of a record that trackers log; a method's own numbers come under ``method/``."""
 
 SPREAD = ("least", "first_quartile", "median", "third_quartile", "greatest")
-"""The five numbers that a record has of the clients' own models, under ``personal/``."""
+"""The five numbers of a box: of clients' own models, or of one model client by client."""
 
 
 def require(module: str, title: str, extra: str) -> Any:
@@ -34,10 +34,14 @@ def scalars(record: Record) -> dict[str, float]:
     named = {key: record.get(key) for key in LOGGED}
     named |= {f"method/{key}": value for key, value in (record.get("method") or {}).items()}
     named["privacy/epsilon"] = (record.get("privacy") or {}).get("epsilon")
-    named |= {f"shipped/{key}": value for key, value in (record.get("shipped") or {}).items()}
-    for key, spread in (record.get("personal") or {}).items():
+    named |= {f"validation/{key}": v for key, v in (record.get("validation") or {}).items()}
+    personal = record.get("personal") or {}
+    named |= {f"personal/{key}_mean": v for key, v in personal.get("mean", {}).items()}
+    spreads = {f"personal/{key}": spread for key, spread in personal.items()}
+    spreads["clients_test/accuracy"] = (record.get("clients_test") or {}).get("spread")
+    for key, spread in spreads.items():
         if isinstance(spread, list):
-            named |= {f"personal/{key}_{at}": v for at, v in zip(SPREAD, spread, strict=True)}
+            named |= {f"{key}_{at}": v for at, v in zip(SPREAD, spread, strict=True)}
     ready = json_ready(named)
     return {key: float(ready[key]) for key in ready if isinstance(ready[key], int | float)}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from fedtail.callbacks import Progress, read_records
+from fedtail.callbacks.progress import ending
 from fedtail.cli.results import History
 from fedtail.cli.specs import safe_name
 from fedtail.cli.tables import make_console, say, show_run
@@ -15,6 +18,7 @@ from fedtail.errors import FedtailError, is_wrong_input
 from fedtail.experiment import Experiment, load_experiment, make_experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run
+from fedtail.metrics import shipped_record
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.signals import ended_by_signals, exit_code
 from fedtail.state import digest
@@ -27,11 +31,20 @@ def begin(experiment: Experiment, out: Path | None, launch: Launch | None) -> No
     execute(experiment, folder, False, launch)
 
 
-def go_on(path: Path, trust: bool) -> None:
-    """Do what is left of the run in a folder, or show it if that is nothing."""
+def go_on(path: Path, trust: bool, changes: Mapping[str, Any]) -> None:
+    """Do what is left of the run in a folder, or show it if that is nothing.
+
+    Parameters
+    ----------
+    path, trust
+        The folder, and whether its plug-ins may run.
+    changes
+        Fields that say when it ends, if they are to be others.
+    """
     folder = RunFolder(path)
-    experiment = reopen(folder, trust)
-    history = read_records(folder.metrics) if folder.finished else []
+    stored = reopen(folder, trust)
+    experiment = stored.but(**changes)
+    history = read_records(folder.metrics) if folder.finished and experiment == stored else []
     if history:
         show_finished(experiment, folder, history)
     else:
@@ -85,5 +98,7 @@ def show_finished(experiment: Experiment, folder: RunFolder, history: History) -
     """Show a run that came to its end before."""
     model = digest(folder.shipped())[:16]
     say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")
+    for line in ending(shipped_record(history), history[-1], experiment.score):
+        say(line)
     show_run(make_console(), experiment.title, history, experiment.server_data)
     say(f"{folder.path}  model {model}")

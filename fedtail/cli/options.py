@@ -100,6 +100,15 @@ FLAGS = {
     ),
     "min_clients": Flag("min_clients", int, "N", RUNNING),
     "on_client_error": Flag("on_client_error", str, "stop|drop", RUNNING),
+    "validation": Flag(
+        "validation.share",
+        float,
+        "SHARE",
+        DATA,
+        "hold out this share at every client, to choose by (see also validation.by)",
+    ),
+    "keep": Flag("keep", str, "last|best", TRAINING),
+    "patience": Flag("patience", int, "N", TRAINING),
     "eval_every": Flag("eval_every", int, "N", RUNNING),
 }
 

@@ -62,8 +62,10 @@ class Line:
         return list(self.histories.values())
 
     def score(self, key: str) -> dict[str, float | None]:
-        """Return the mean over seeds of a score of the last round, and its deviation."""
-        values = [history[-1].get(key) for history in self._all]
+        """Return the mean over seeds of a score of the shipped models, and its deviation."""
+        from fedtail.metrics.curves import shipped_record  # it brings torch
+
+        values = [shipped_record(history).get(key) for history in self._all]
         known = [value for value in values if value is not None]
         return {
             "mean": fmean(known) if known else None,

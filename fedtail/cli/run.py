@@ -20,7 +20,11 @@ fedtail run experiment.toml method.local.lr=0.1 --seed 1
 
 fedtail run --method creff --rounds 5 --engine flower --nodes 3
 
+fedtail run --validation 0.1 --keep best --patience 5 --rounds 100
+
 fedtail run --resume runs/digits-fedavg-seed0
+
+fedtail run --resume runs/digits-fedavg-seed0 --rounds 200
 """
 
 
@@ -41,7 +45,8 @@ def run_command(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="go on with the run in this folder; takes no other option but --trust-plugins",
+            help="go on with the run in this folder, perhaps to another number of --rounds; "
+            "beside it only --patience and --trust-plugins",
             rich_help_panel=RUNNING,
             show_default=False,
         ),
@@ -98,9 +103,14 @@ def run_command(
     if resume is None:
         begin(experiment_from(words, flags, plugin, trust_plugins), out, launch)
         return
-    if flags or words or out or plugin or launch:
+    from fedtail.experiment import parse_overrides
+    from fedtail.folder import LENGTH
+
+    changes = {**flags, **dict(parse_overrides(words or []))}
+    if changes.keys() - LENGTH or out or plugin or launch:
         raise FedtailError(
-            "--resume takes the whole experiment from its folder: give nothing else; to change "
-            f"something, begin a new run with fedtail run {resume}/experiment.toml ..."
+            "--resume takes the experiment from its folder: give nothing else but --rounds and "
+            "--patience; to change something, begin a new run with fedtail run "
+            f"{resume}/experiment.toml ..."
         )
-    go_on(resume, trust_plugins)
+    go_on(resume, trust_plugins, changes)

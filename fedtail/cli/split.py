@@ -32,6 +32,8 @@ fedtail split --data mine.npz --partition natural --png split.png
     "min_clients",
     "on_client_error",
     "eval_every",
+    "keep",
+    "patience",
     "per_round",
     "encrypt",
     "epsilon",
@@ -74,10 +76,10 @@ def split(
     if png is not None:
         draw_split(made, png, dataset.classes)
     if save is not None:
-        write_atomic(save, made.to_json())
+        write_atomic(save, made.to_json(dataset.client_names))
     console = make_console()
-    console.print(made.table(dataset.classes))
-    console.print(terminal(made))
+    console.print(made.table(dataset.classes, dataset.client_names))
+    console.print(terminal(made, clients=made.names(dataset.client_names)))
     for line in made.summary():
         console.print(line, highlight=False)
     for path in (png, save):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,9 +33,16 @@ class ClientData:
     augment: Augment
     device: torch.device
     channels_last: bool = False
+    apart: Tensor | None = None  # positions of what is held out
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def held_out(self) -> ClientData:
+        """What the client holds out of training."""
+        positions = self.positions[:0] if self.apart is None else self.apart
+        return replace(self, positions=positions, labels=self.samples.y[positions], apart=None)
 
     def batch(
         self, index: Tensor, generator: torch.Generator | None = None
@@ -56,6 +63,17 @@ class Federation:
 
     Positions of all clients lie in one array, client after client, so that a hundred thousand
     clients cost one integer a sample and one offset each.
+
+    Parameters
+    ----------
+    dataset
+        All samples.
+    parts
+        For each client that trains, the positions of its samples.
+    augment, device, channels_last
+        Random changes of training images, where they are, and in which layout.
+    held_out
+        For each client the positions that it holds out; who only holds out comes after who trains.
     """
 
     def __init__(
@@ -65,6 +83,7 @@ class Federation:
         augment: Augment | None = None,
         device: torch.device | str = "cpu",
         channels_last: bool = False,
+        held_out: Sequence[np.ndarray] = (),
     ) -> None:
         self.device = torch.device(device)
         self.channels_last = channels_last and len(dataset.input_shape) == 3
@@ -72,12 +91,10 @@ class Federation:
         self.train = _placed(dataset.train, self.device)
         self.test = _placed(dataset.test, self.device)
         self.augment = augment or Augment()
-        self.order = torch.from_numpy(
-            np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
-        )
-        self.offsets = torch.tensor(
-            [0, *np.cumsum([len(part) for part in parts])], dtype=torch.int64
-        )
+        self.order, self.offsets = _joined(parts)
+        self._held_order, self._held_offsets = _joined(held_out)
+        owner = dataset.client_test
+        self.test_owner = None if owner is None else torch.from_numpy(owner.astype(np.int64))
         self.mean, self.std = self._normalisation()
 
     def __len__(self) -> int:
@@ -90,7 +107,7 @@ class Federation:
 
     def client(self, k: int) -> ClientData:
         """Return client k's data."""
-        positions = self.order[self.offsets[k] : self.offsets[k + 1]]
+        positions = _part(self.order, self.offsets, k)
         return ClientData(
             samples=self.train,
             positions=positions,
@@ -100,15 +117,17 @@ class Federation:
             augment=self.augment,
             device=self.device,
             channels_last=self.channels_last,
+            apart=_part(self._held_order, self._held_offsets, k),
         )
 
     def size(self, k: int) -> int:
-        """Return how many samples client k has."""
-        return int(self.offsets[k + 1] - self.offsets[k])
+        """Return how many samples client k has, those that it holds out included."""
+        held = _part(self._held_order, self._held_offsets, k)
+        return len(_part(self.order, self.offsets, k)) + len(held)
 
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
-        positions = self.order[self.offsets[k] : self.offsets[k + 1]]
+        positions = _part(self.order, self.offsets, k)
         return torch.bincount(self.train.y[positions], minlength=self.num_classes)
 
     def class_counts(self) -> Tensor:
@@ -117,9 +136,18 @@ class Federation:
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels from one range."""
-        x = self.test.x[torch.arange(start, min(stop, len(self.test)))].to(self.device)
-        x = laid_out(normalised(x, self.mean, self.std), self.channels_last)
-        return x, self.test.y[start:stop].to(self.device)
+        return self.test_samples(torch.arange(start, min(stop, len(self.test))))
+
+    def test_samples(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised test inputs and labels at some positions."""
+        x = normalised(self.test.x[positions].to(self.device), self.mean, self.std)
+        return laid_out(x, self.channels_last), self.test.y[positions].to(self.device)
+
+    def tested_by(self, owner: int) -> Tensor:
+        """Return the positions of a natural client's test samples."""
+        if self.test_owner is None:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.nonzero(self.test_owner == owner)[:, 0]
 
     def server_data(self, positions: np.ndarray) -> ServerData | None:
         """Return the training samples at these positions, for the server; none if empty."""
@@ -134,6 +162,18 @@ class Federation:
         mean = torch.tensor(self.dataset.mean or (0.0,), dtype=torch.float32)
         std = torch.tensor(self.dataset.std or (1.0,), dtype=torch.float32)
         return mean.reshape(channels).to(self.device), std.reshape(channels).to(self.device)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Return the positions of all clients in one array, and where each one's begin."""
+    order = np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
+    offsets = [0, *np.cumsum([len(part) for part in parts])]
+    return torch.from_numpy(order), torch.tensor(offsets, dtype=torch.int64)
+
+
+def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:
+    """Return client k's positions; of a client beyond the last one, none."""
+    return order[offsets[k] : offsets[k + 1]] if k + 1 < len(offsets) else order[:0]
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:

@@ -24,12 +24,17 @@ MANY_CLIENTS = 50
 SHOWN_ROWS = 25
 MANY_CLASSES = 20
 RANGES = 10
+LONGEST_NAME = 16
+"""Longer names of clients are cut beside the blocks."""
 BLOCKS = " ░▒▓█"
 TERMINAL_COLOURS = ("grey37", "blue", "cyan", "green", "yellow", "red")
 
 
-def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table:
+def count_table(
+    split: Split, class_names: Sequence[str] | None = None, clients: Sequence[str] = ()
+) -> Table:
     """Return clients x classes; beyond 50 clients the first 25, beyond 20 classes in ranges."""
+    names = clients or split.names()
     edges = _edges(split.num_classes, MANY_CLASSES, RANGES)
     shown = _shown(len(split))
     title = f"{len(split)} clients, {split.statistics.sizes.sum()} samples"
@@ -45,7 +50,7 @@ def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table
     sizes, classes = split.statistics.sizes, split.statistics.classes
     for k in range(shown):
         cells = [str(n) if n else "·" for n in ranges[k].tolist()]
-        table.add_row(str(k), *cells, str(sizes[k]), str(classes[k]), end_section=k == shown - 1)
+        table.add_row(names[k], *cells, str(sizes[k]), str(classes[k]), end_section=k == shown - 1)
     if shown < len(split):
         for name, over in (("min", np.min), ("median", np.median), ("max", np.max)):
             columns = [*ranges.T, sizes, classes]
@@ -57,10 +62,14 @@ def count_table(split: Split, class_names: Sequence[str] | None = None) -> Table
         own = np.bincount(split.labels[split.server], minlength=split.num_classes)
         held = np.add.reduceat(own, edges[:-1]).tolist()
         table.add_row("server", *map(str, held), str(own.sum()), str(np.count_nonzero(own)))
+    if split.held_out:
+        apart = split.held_counts
+        held = np.add.reduceat(apart, edges[:-1]).tolist()
+        table.add_row("held out", *map(str, held), str(apart.sum()), str(np.count_nonzero(apart)))
     return table
 
 
-def terminal(split: Split, width: int = 60) -> Text:
+def terminal(split: Split, width: int = 60, clients: Sequence[str] = ()) -> Text:
     """Return one line a client, one block a class: the fuller and warmer, the more samples.
 
     Parameters
@@ -69,14 +78,18 @@ def terminal(split: Split, width: int = 60) -> Text:
         The split to draw.
     width
         Blocks in a line at most; with more classes a block stands for a range of them.
+    clients
+        The names of the clients; their numbers if not given.
     """
+    names = [name[:LONGEST_NAME] for name in clients or split.names()][: _shown(len(split))]
+    margin = max(6, *(len(name) for name in names))
     edges = _edges(split.num_classes, width, width)
     ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
     repeat = max(1, min(4, width // ranges.shape[1]))
     top = np.log1p(max(1, ranges.max()))
     text = Text()
     for k in range(_shown(len(split))):
-        text.append(f"{k:>6} ")
+        text.append(f"{names[k]:>{margin}} ")
         for n in ranges[k].tolist():
             level = np.log1p(n) / top
             block = BLOCKS[int(np.ceil(level * (len(BLOCKS) - 1)))]
@@ -84,9 +97,9 @@ def terminal(split: Split, width: int = 60) -> Text:
             text.append(block * repeat, style=colour)
         text.append(f" {split.statistics.sizes[k]}\n")
     if _shown(len(split)) < len(split):
-        text.append(f"       ... and {len(split) - SHOWN_ROWS} more clients\n")
-    first, last = 0, split.num_classes - 1
-    text.append(f"       classes {first} to {last}, left to right; 1 to {ranges.max()} samples")
+        text.append(f"{'':{margin}} ... and {len(split) - SHOWN_ROWS} more clients\n")
+    classes = f"classes 0 to {split.num_classes - 1}"
+    text.append(f"{'':{margin}} {classes}, left to right; 1 to {ranges.max()} samples")
     return text
 
 

@@ -24,6 +24,7 @@ from fedtail.data.dataset import (
     class_names,
     must_be_inputs,
 )
+from fedtail.data.held_out import held_out_clients
 from fedtail.errors import FedtailError
 from fedtail.rng import numpy_generator
 
@@ -127,7 +128,11 @@ def _rows(owners: np.ndarray | None, index: Tensor) -> np.ndarray | None:
 
 
 def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
-    """Return arrays that have a test set: their own, or a seeded part of each class."""
+    """Return arrays that have a test set: their own, or one that is cut from them.
+
+    Natural clients are held out whole: a model that is tested on samples of clients it was trained
+    on looks better than it is on new ones. Without them it is a seeded part of each class.
+    """
     if raw.x_test is not None and raw.y_test is not None:
         return raw
     if raw.x_test is not None or raw.y_test is not None:
@@ -137,15 +142,18 @@ def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
     # Checked before it is cut: what is wrong is then said of the arrays that were given.
     whole = _samples(raw.x_train, raw.y_train, raw, where, "train")
     x, y = cast(Tensor, whole.x), whole.y
-    train, test = stratified(y.numpy(), fraction, seed)
+    owner = raw.client_train
+    if owner is not None:
+        owner = _owners(owner, len(y), f"{where}, client_train")
+    if owner is not None and len(np.unique(owner)) > 1:
+        train, test = whole_clients(owner, fraction, seed)
+    else:
+        train, test = stratified(y.numpy(), fraction, seed)
     if not len(test):
         raise FedtailError(
             f"{where}: no class is large enough to test with {fraction:g} of it: give x_test and "
             "y_test, or a larger data.test_fraction"
         )
-    owner = raw.client_train
-    if owner is not None:
-        owner = _owners(owner, len(y), f"{where}, client_train")
     return replace(
         raw,
         x_train=x[train],
@@ -171,6 +179,17 @@ def stratified(y: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, n
         size = min(round(fraction * len(members)), len(members) - 1)
         chosen[rng.permutation(members)[:size]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def whole_clients(owner: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of the training and of the test samples, whole clients in each.
+
+    The nearest whole number to the fraction of the clients is drawn for the test set, at least one.
+    """
+    ids, number = np.unique(owner, return_inverse=True)
+    rng = numpy_generator(seed, "data.split clients")
+    tested = np.isin(number, held_out_clients(len(ids), fraction, rng))
+    return np.flatnonzero(~tested), np.flatnonzero(tested)
 
 
 def training_constants(x: Features, kind: Normalisation) -> Constants:

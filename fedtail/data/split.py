@@ -20,8 +20,10 @@ from rich.table import Table
 
 from fedtail.config import Config
 from fedtail.data.dataset import checked_labels
+from fedtail.data.held_out import Validation, hold_out
 from fedtail.data.longtail import Tail
 from fedtail.data.partitions.base import Labels, Partition
+from fedtail.data.partitions.natural import Natural
 from fedtail.data.plot import count_table
 from fedtail.data.statistics import Statistics, class_table, statistics
 from fedtail.errors import FedtailError, sentence
@@ -44,6 +46,7 @@ class SplitRecipe(Config):
     server_per_class: int = Field(
         default=0, ge=0, description="samples of each class that the server holds and no client"
     )
+    validation: Validation = Field(Validation(), description="what is held out of training")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,11 @@ class Split:
         For each client the positions of its samples in the original training set, ascending.
     server
         Positions that the server holds, ascending; no client has them.
+    held_out
+        For each client the positions that it holds out; clients held out whole come after those
+        that train. Empty if nothing is held out.
+    owners
+        The natural client behind each client; empty where a partition made them.
     """
 
     recipe: SplitRecipe
@@ -72,6 +80,8 @@ class Split:
     kept: np.ndarray = field(repr=False)
     parts: list[np.ndarray] = field(repr=False)
     server: np.ndarray = field(repr=False)
+    held_out: list[np.ndarray] = field(default_factory=list, repr=False)
+    owners: tuple[int, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -88,15 +98,39 @@ class Split:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the offsets and positions of all clients, and the server's positions."""
-        offsets = np.cumsum([0, *(len(part) for part in self.parts)])
+        """SHA-256 over the positions of all clients, those of the server, and what is held out."""
+        held = [_offsets(self.held_out), *self.held_out] if self.held_out else []
         hashed = hashlib.sha256()
-        for array in (offsets, *self.parts, self.server):
+        for array in (_offsets(self.parts), *self.parts, self.server, *held):
             hashed.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
         return hashed.hexdigest()
 
-    def to_json(self) -> str:
-        """Return the recipe, what came out of it, and the digest, as JSON text."""
+    @cached_property
+    def held_counts(self) -> np.ndarray:
+        """How many samples of each class are held out, all clients together."""
+        positions = np.concatenate([np.empty(0, np.int64), *self.held_out])
+        return np.bincount(self.labels[positions], minlength=self.num_classes)
+
+    def names(self, natural: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the names of all clients: those of the natural clients, or their numbers.
+
+        Parameters
+        ----------
+        natural
+            The names of the data's natural clients.
+        """
+        if self.owners and natural:
+            return tuple(natural[owner] for owner in self.owners)
+        return tuple(str(k) for k in range(max(len(self.parts), len(self.held_out))))
+
+    def to_json(self, natural: Sequence[str] = ()) -> str:
+        """Return the recipe, what came out of it, and the digest, as JSON text.
+
+        Parameters
+        ----------
+        natural
+            The names of the data's natural clients.
+        """
         rows = self.counts.tolist() if len(self) * self.num_classes <= TABLE_CELLS else None
         content = {
             "format": SPLIT_FORMAT,
@@ -105,6 +139,8 @@ class Split:
             "statistics": self.statistics.describe(),
             "class_counts": self.statistics.class_counts.tolist(),
             "server_samples": len(self.server),
+            "held_out_counts": self.held_counts.tolist() if self.held_out else None,
+            "clients": self.names(natural) if self.owners and natural else None,
             "counts": rows,
         }
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
@@ -130,11 +166,18 @@ class Split:
 
     def summary(self) -> list[str]:
         """Return a few lines on sizes, classes and skew."""
-        return self.statistics.lines()
+        lines = self.statistics.lines()
+        if not self.held_out:
+            return lines
+        who = sum(len(part) > 0 for part in self.held_out)
+        return [
+            *lines,
+            f"held out for validation: {self.held_counts.sum()} samples of {who} clients",
+        ]
 
-    def table(self, class_names: Sequence[str] | None = None) -> Table:
+    def table(self, class_names: Sequence[str] | None = None, natural: Sequence[str] = ()) -> Table:
         """Return clients x classes for the terminal; long and wide tables are condensed."""
-        return count_table(self, class_names)
+        return count_table(self, class_names, self.names(natural))
 
 
 def make_split(
@@ -146,6 +189,7 @@ def make_split(
     seed: int,
     owner: np.ndarray | None = None,
     server_per_class: int = 0,
+    validation: Validation | None = None,
 ) -> Split:
     """Cut the tail, set the server's samples aside, and share the rest out.
 
@@ -166,6 +210,8 @@ def make_split(
     server_per_class
         How many samples of each class the server is to hold. They come from those the tail dropped;
         where these are too few, from those the clients would get, but never more than half.
+    validation
+        What clients hold out of training; nothing if not given.
     """
     recipe = SplitRecipe(
         tail=tail,
@@ -173,6 +219,7 @@ def make_split(
         clients=clients,
         seed=seed,
         server_per_class=server_per_class,
+        validation=validation or Validation(),
     )
     return from_recipe(recipe, labels, num_classes, owner)
 
@@ -190,8 +237,16 @@ def from_recipe(
     kept = np.setdiff1d(kept, server, assume_unique=True)
     left = Labels(y[kept], num_classes, None if owner is None else owner[kept])
     clients = recipe.clients or recipe.partition.all_clients(left)
-    parts = recipe.partition.split(left, clients, numpy_generator(recipe.seed, "partition"))
-    return Split(recipe, y, num_classes, kept, [kept[part] for part in parts], server)
+    drawn = recipe.partition.split(left, clients, numpy_generator(recipe.seed, "partition"))
+    whole_parts = [kept[part] for part in drawn]
+    parts, held, order = hold_out(y, whole_parts, recipe.validation, recipe.seed)
+    natural = owner if isinstance(recipe.partition, Natural) else None
+    owners = () if natural is None else tuple(int(natural[whole_parts[k][0]]) for k in order)
+    return Split(recipe, y, num_classes, kept, parts, server, held, owners)
+
+
+def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.cumsum([0, *(len(part) for part in parts)])
 
 
 def _server_positions(whole: Labels, kept: np.ndarray, recipe: SplitRecipe) -> np.ndarray:

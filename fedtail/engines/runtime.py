@@ -15,7 +15,7 @@ from fedtail.errors import FedtailError
 from fedtail.forms import Form, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
-from fedtail.models.split_model import SplitModel
+from fedtail.models.split_model import SplitModel, load_tested
 from fedtail.protocol import Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 
@@ -101,6 +101,7 @@ class Runtime:
             turn=turn,
             seed=self.seed,
             device=self.device,
+            base=self.base,
         )
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{turn}", clock.round, task.client)
@@ -112,7 +113,8 @@ class Runtime:
         if side is None or clock.phase == "test":
             return payload
         declared = self.declared(task)
-        reason = defect(payload, declared, len(client.data))  # nobody can look at it later
+        # Nobody can look at it later.
+        reason = defect(payload, declared, self.federation.size(client.id))
         if reason:
             raise Withheld(reason)
         with _withholding():
@@ -139,17 +141,16 @@ class Runtime:
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""
-        # A method's own head may have the names of the user's, and another meaning.
-        tested = self.model if tensors.keys() == self.model.names() else self.base
-        tested.load(tensors)
-        tested.eval()
-        return tested
+        return load_tested(tensors, self.model, self.base)
 
     def evaluate(self, tested: SplitModel, start: int, stop: int) -> Evaluation:
         """Test a loaded model on one range of the test set."""
-        x, y = self.federation.test_batch(start, stop)
+        held = self.federation
+        x, y = held.test_batch(start, stop)
+        owner = None if held.test_owner is None else held.test_owner[start:stop]
+        owners = len(held.dataset.client_names)
         with torch.inference_mode():
-            return Evaluation.of(tested(x), y, self.federation.num_classes)
+            return Evaluation.of(tested(x), y, held.num_classes, owner, owners)
 
     def test_ranges(self) -> list[tuple[int, int]]:
         """Return the ranges that the test set is tested in, the same for any number of workers."""

@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
+from fedtail.forms import Form
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Exchange, Payload, Server, Task, Tensors
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
+from fedtail.validation import count, form_of_counts
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Payload])
@@ -165,8 +167,18 @@ class Method(Component, Generic[S]):
     def personal(self, s: S, server: Server) -> list[Task]:
         """Return tasks that clients answer with models of their own, in the group ``model``.
 
-        Each of these models is tested on the global test set, and the method is scored by their
-        mean; by default there are none. Clients forget the task afterwards, and no traffic is
-        counted: it is a part of the test.
+        By default there are none. Each of these models is tested on its own client's test samples,
+        or on the whole test set if it is not known whose samples those are. The scores stand under
+        ``personal``, beside those of the model that is shipped. Clients forget the task afterwards,
+        and no traffic is counted: it is a part of the test.
         """
         return []
+
+    def assess_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare counts by class and a loss, added up over clients."""
+        return form_of_counts(classes)
+
+    @action
+    def assess(self, payload: Payload, client: Client) -> Payload:
+        """Count how a model that might be shipped does on what the client holds out."""
+        return count(payload.group("model"), client)

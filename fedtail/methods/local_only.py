@@ -5,8 +5,8 @@ Long-Tail Federated Learning", IPSN 2022, Fig. 6: what would clients have withou
 
 All begin with the same initial model, which each is sent once. From then on a client trains its own
 model when it is in the cohort, and nothing of it is averaged or sent. Each of the K models is
-tested on the global test set; the scores are means over clients. What is shipped is the model of
-the client with the most samples among those that have trained.
+tested; the scores, means and boxes over clients, stand under ``personal``. What is shipped is the
+model of the client with the most samples among those that have trained.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Scores, shot groups, curves and traffic."""
 
-from fedtail.metrics.curves import bytes_to, last_rounds, rounds_to, rounds_to_own
+from fedtail.metrics.curves import bytes_to, last_rounds, rounds_to, rounds_to_own, shipped_record
 from fedtail.metrics.deviation import Deviation, head_deviation
 from fedtail.metrics.evaluation import Evaluation
 from fedtail.metrics.groups import IndexGroups, RankGroups, ShotGroups, ThresholdGroups
-from fedtail.metrics.personal import personal_scores
+from fedtail.metrics.personal import client_scores, personal_scores
 from fedtail.metrics.scores import scores
 from fedtail.metrics.traffic import GB, checkpoint_traffic, gigabytes, human_bytes
 
@@ -18,6 +18,7 @@ __all__ = [
     "ThresholdGroups",
     "bytes_to",
     "checkpoint_traffic",
+    "client_scores",
     "gigabytes",
     "head_deviation",
     "human_bytes",
@@ -26,4 +27,5 @@ __all__ = [
     "rounds_to",
     "rounds_to_own",
     "scores",
+    "shipped_record",
 ]

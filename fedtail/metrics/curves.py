@@ -13,6 +13,17 @@ from typing import Any
 Records = Sequence[Mapping[str, Any]]
 
 
+def shipped_record(records: Records) -> Mapping[str, Any]:
+    """Return the record of the round whose model is shipped: the kept one, or the last.
+
+    With ``keep = "best"`` every validated round says which one is the best so far
+    (``validation.kept``).
+    """
+    last = records[-1]
+    kept = (last.get("validation") or {}).get("kept")
+    return last if kept is None else next((r for r in records if r["round"] == kept), last)
+
+
 def last_rounds(records: Records, key: str, n: int = 10) -> tuple[float | None, float | None]:
     """Return mean and standard deviation over the last `n` rounds, as RedGrape reports them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -32,6 +32,9 @@ class Evaluation:
         Sum of the cross-entropy; not finite when the model has diverged.
     bin_count, bin_correct, bin_confidence
         For each confidence bin the samples, the right ones and the sum of their confidences.
+    by_owner
+        Of each natural client the right answers and the samples, (clients, 2); empty if it is not
+        known whose the samples are.
     """
 
     confusion: Tensor
@@ -39,6 +42,7 @@ class Evaluation:
     bin_count: Tensor
     bin_correct: Tensor
     bin_confidence: Tensor
+    by_owner: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int64))
 
     @classmethod
     def empty(cls, num_classes: int) -> Self:
@@ -52,7 +56,14 @@ class Evaluation:
         )
 
     @classmethod
-    def of(cls, logits: Tensor, y: Tensor, num_classes: int) -> Self:
+    def of(
+        cls,
+        logits: Tensor,
+        y: Tensor,
+        num_classes: int,
+        owner: Tensor | None = None,
+        owners: int = 0,
+    ) -> Self:
         """Evaluate one batch.
 
         Parameters
@@ -63,6 +74,8 @@ class Evaluation:
             The true classes.
         num_classes
             How many classes there are; the batch may lack some.
+        owner, owners
+            The natural client of each sample, and how many there are, if that is known.
         """
         _check(logits, y, num_classes)
         # float64 on the CPU: the same sums wherever the logits come from (MPS has no float64).
@@ -71,13 +84,15 @@ class Evaluation:
         top, predicted = log_p.max(dim=1)
         confidence = _grained(top.exp())
         bins = _bin(confidence)
+        right = predicted == truth
         cells = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)
         return cls(
             confusion=cells.view(num_classes, num_classes),
             loss_sum=float(_grained(-log_p.gather(1, truth[:, None])).sum()),
             bin_count=torch.bincount(bins, minlength=BINS),
-            bin_correct=torch.bincount(bins[predicted == truth], minlength=BINS),
+            bin_correct=torch.bincount(bins[right], minlength=BINS),
             bin_confidence=torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, confidence),
+            **({} if owner is None else {"by_owner": _by_owner(right, owner, owners)}),
         )
 
     @property
@@ -101,6 +116,7 @@ class Evaluation:
             bin_count=self.bin_count + other.bin_count,
             bin_correct=self.bin_correct + other.bin_correct,
             bin_confidence=self.bin_confidence + other.bin_confidence,
+            by_owner=_added(self.by_owner, other.by_owner),
         )
 
 
@@ -114,6 +130,16 @@ def _check(logits: Tensor, y: Tensor, num_classes: int) -> None:
         raise FedtailError(
             f"labels {int(y.min())} to {int(y.max())} are not all in 0 to {num_classes - 1}"
         )
+
+
+def _by_owner(right: Tensor, owner: Tensor, owners: int) -> Tensor:
+    counted = [torch.bincount(part, minlength=owners) for part in (owner[right], owner)]
+    return torch.stack(counted, dim=1)
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    """Return the sum, where one that knows of nobody (of no sample) adds nothing."""
+    return one + other if len(one) == len(other) else max(one, other, key=len)
 
 
 def _grained(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Many models, one a client: their mean, and how far they lie apart."""
+"""Many clients: the scores of each one's own model, and one model on each one's samples."""
 
 from __future__ import annotations
 
@@ -7,41 +7,68 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from fedtail.metrics.scores import ScoreValue
+from fedtail.metrics.scores import SCORES, ScoreValue
 
 BOXED = ("accuracy", "balanced_accuracy", "few")
 """The scores that a box is drawn of."""
+MOST_CLIENTS = 1000
+"""With more clients a record holds their spread and the worst, and no list."""
 
 
-def personal_scores(
-    each: Sequence[Mapping[str, ScoreValue]], shipped: Mapping[str, ScoreValue]
-) -> dict[str, Any]:
-    """Return the scores of a method whose clients have models of their own.
+def personal_scores(each: Sequence[Mapping[str, ScoreValue]], own: bool) -> dict[str, Any]:
+    """Return the scores of models that clients have for themselves.
 
     Parameters
     ----------
     each
         The scores of every client's model.
-    shipped
-        Those of the model that is shipped.
+    own
+        Whether each was tested on its own client's test samples, or all on the global test set.
 
     Returns
     -------
     dict
-        Every score as its mean over clients. ``personal`` holds the number of ``models`` and, of
-        accuracy, balanced accuracy and the few-shot classes, [least, first quartile, median, third
-        quartile, greatest] over clients; ``shipped`` the same three scores of the shipped model.
-        A model for which a score is not defined counts nowhere in it.
+        The number of ``models``; what they were ``tested_on``; every score as its ``mean`` over
+        clients; and of accuracy, balanced accuracy and the few-shot classes [least, first quartile,
+        median, third quartile, greatest] over clients. A model for which a score is not defined
+        counts nowhere in it.
     """
     return {
-        **{key: _mean([scores[key] for scores in each]) for key in shipped},
-        "personal": {
-            "models": len(each),
-            **{key: five_numbers([scores[key] for scores in each]) for key in BOXED},
+        "models": len(each),
+        "tested_on": "own samples" if own else "test set",
+        "mean": {
+            key: _mean([scores.get(key) for scores in each]) for key in (*SCORES, "per_class")
         },
-        "shipped": {key: shipped[key] for key in BOXED},
+        **{key: five_numbers([scores[key] for scores in each]) for key in BOXED},
     }
+
+
+def client_scores(by_owner: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Return how one model does on each client's test samples.
+
+    Parameters
+    ----------
+    by_owner
+        Right answers and samples of each natural client (`Evaluation.by_owner`).
+    names
+        What the clients are called.
+
+    Returns
+    -------
+    dict
+        The ``worst`` client (of equals the first) and the ``spread`` of the accuracy: [least, first
+        quartile, median, third quartile, greatest] over the clients that have test samples. Up to
+        `MOST_CLIENTS` of them, ``accuracy`` has that of each by its name.
+    """
+    counted = zip(names, by_owner.tolist(), strict=True)
+    accuracy = {name: right / samples for name, (right, samples) in counted if samples}
+    found: dict[str, Any] = {
+        "worst": min(accuracy, key=lambda name: accuracy[name], default=None),
+        "spread": five_numbers(list(accuracy.values())),
+    }
+    return {**found, "accuracy": accuracy} if len(accuracy) <= MOST_CLIENTS else found
 
 
 def five_numbers(values: Sequence[Any]) -> list[float] | None:

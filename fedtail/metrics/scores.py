@@ -48,11 +48,31 @@ def scores(
         and ``ece`` (expected calibration error). A class without test samples is `None` in
         ``per_class`` and counts nowhere else; a score that nothing defines is `None`.
     """
-    num_classes = evaluation.num_classes
+    confusion = evaluation.confusion
+    return {
+        **class_scores(
+            confusion.diagonal().tolist(), confusion.sum(dim=1).tolist(), groups, train_counts
+        ),
+        "loss": _ratio(evaluation.loss_sum, evaluation.samples),
+        "ece": _calibration_error(evaluation),
+    }
+
+
+def class_scores(
+    correct: Sequence[int], totals: Sequence[int], groups: ShotGroups, train_counts: Sequence[int]
+) -> dict[str, ScoreValue]:
+    """Return the scores that follow from right answers and samples of each class.
+
+    Parameters
+    ----------
+    correct, totals
+        How many samples of each class were answered rightly, and how many there are.
+    groups, train_counts
+        As in `scores`.
+    """
+    num_classes = len(totals)
     if len(train_counts) != num_classes:
         raise FedtailError(f"{len(train_counts)} training counts for {num_classes} classes")
-    correct: list[int] = evaluation.confusion.diagonal().tolist()
-    totals: list[int] = evaluation.confusion.sum(dim=1).tolist()
     per_class = [_ratio(c, n) for c, n in zip(correct, totals, strict=True)]
     # In integers: 0.7 * 90 is 62.99... in floats and would move a class into the tail.
     tail = by_frequency(train_counts)[7 * num_classes // 10 :]
@@ -64,8 +84,6 @@ def scores(
         "tail": _ratio(sum(correct[c] for c in tail), sum(totals[c] for c in tail)),
         "worst_class": min((a for a in per_class if a is not None), default=None),
         "per_class": per_class,
-        "loss": _ratio(evaluation.loss_sum, sum(totals)),
-        "ece": _calibration_error(evaluation),
     }
 
 

@@ -230,3 +230,20 @@ class SplitModel(nn.Module):
     def live(self) -> Iterator[tuple[str, Tensor]]:
         """Give all parameters and buffers, as they are, under the module's own names."""
         return chain(live_tensors(self.module), live_tensors(self.extra_heads))
+
+
+def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitModel:
+    """Put a tested model into the one that has its names, and return that, ready for a test.
+
+    Parameters
+    ----------
+    tensors
+        The tested model.
+    model, base
+        The model that a method trains, and the user's own.
+    """
+    # A method's own head may have the names of the user's, and another meaning.
+    tested = model if tensors.keys() == model.names() else base
+    tested.load(tensors)
+    tested.eval()
+    return tested

@@ -13,6 +13,7 @@ from fedtail.callbacks.jsonl import read_records
 from fedtail.callbacks.tracking import dotted
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
+from fedtail.metrics.curves import shipped_record
 
 Plain = dict[str, Any]
 
@@ -55,8 +56,9 @@ class Run:
 
     @property
     def tested(self) -> Plain | None:
-        """The last round that was tested."""
-        return next((r for r in reversed(self.records) if r.get("accuracy") is not None), None)
+        """The round whose model is shipped, among those that were tested: the kept, or the last."""
+        tested = [record for record in self.records if record.get("accuracy") is not None]
+        return dict(shipped_record(tested)) if tested else None
 
 
 def read_runs(folders: Sequence[Path | str]) -> list[Run]:

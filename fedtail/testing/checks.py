@@ -274,6 +274,20 @@ def clients_own_models_are_tested(case: Case) -> None:
             expect(tested == len(COUNTS), f"{tested} own models of {len(COUNTS)} clients")
 
 
+@register_check(NORM)
+def what_is_held_out_is_counted(case: Case) -> None:
+    """Have what would be shipped counted by clients on what they hold out of training."""
+    experiment = case.experiment(validation=0.5, keep="best", score="accuracy")
+    held = int(prepare(experiment).split.held_counts.sum())
+    result = run(experiment)
+    found = [record["validation"] for record in result.history]
+    for scores in found:
+        expect(scores["samples"] == held, f"{scores['samples']} of {held} samples were counted")
+    best = max(scores["accuracy"] for scores in found)
+    kept = result.best["validation"]["accuracy"]
+    expect(kept == best, f"the round that is shipped has {kept}, and the best one {best}")
+
+
 @register_check(DROPOUT)
 def the_streams_of_the_user_are_not_touched(case: Case) -> None:
     """Leave Python's, NumPy's and torch's global random numbers where they were."""

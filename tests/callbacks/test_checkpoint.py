@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail import FedtailError
-from fedtail.callbacks import Checkpoint, RunInfo, Snapshot
+from fedtail.callbacks import Best, Checkpoint, Snapshot
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,8 @@ def test_a_loaded_checkpoint_goes_on_without_writing_all_again(tmp_path: Path) -
 @pytest.mark.parametrize(("every", "saved"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (10, [5])])
 def test_every_so_many_rounds_and_the_last(tmp_path: Path, every: int, saved: list[int]) -> None:
     saving, found = Checkpoint(tmp_path, every), []
-    saving.on_start(RunInfo("x", {}, 5, 0, tmp_path, (), ()))
     for number in range(1, 6):
-        saving.on_snapshot(snapshot(number))
+        saving.on_snapshot(replace(snapshot(number), last=number == 5))
         path = tmp_path / f"server-{number:06d}.safetensors"
         found += [number] if path.exists() else []
     assert found == saved
@@ -278,3 +277,40 @@ def test_the_state_of_another_method_is_one_sentence(tmp_path: Path) -> None:
     Checkpoint(tmp_path).save(snapshot(1))
     changed(tmp_path, state={"duals": [1, 2]})
     assert "does not describe this run" in damaged(tmp_path)
+
+
+def test_the_best_model_is_saved_once_and_comes_back(tmp_path: Path) -> None:
+    # Prepare: round 1 is the best, and rounds 2 and 3 are not better.
+    best = Best(1, 0.1 + 0.2, 0, {"w": torch.tensor([0.1])})
+    saving = Checkpoint(tmp_path)
+
+    # Execute
+    for number in (1, 2, 3):
+        saving.save(replace(snapshot(number), best=replace(best, waited=number - 1)))
+    loaded = Checkpoint(tmp_path).load(State)
+
+    # Assert: the file of round 1 is named by the newest two, and every bit is there.
+    assert [name for name in files(tmp_path) if name.startswith("best")] == [
+        "best-000001.safetensors"
+    ]
+    assert loaded is not None and loaded.best is not None
+    assert (loaded.best.round, loaded.best.value, loaded.best.waited) == (1, 0.1 + 0.2, 2)
+    assert torch.equal(loaded.best.model["w"], torch.tensor([0.1]))
+
+
+def test_an_older_best_model_goes_when_no_checkpoint_names_it(tmp_path: Path) -> None:
+    saving = Checkpoint(tmp_path)
+    for number in (1, 2, 3):
+        best = Best(number, float(number), 0, {"w": torch.ones(1)})
+        saving.save(replace(snapshot(number), best=best))
+    assert sorted(name for name in files(tmp_path) if name.startswith("best")) == [
+        "best-000002.safetensors",
+        "best-000003.safetensors",
+    ]
+
+
+def test_a_damaged_best_model_is_found_out(tmp_path: Path) -> None:
+    best = Best(1, 0.5, 0, {"w": torch.ones(1)})
+    Checkpoint(tmp_path).save(replace(snapshot(1), best=best))
+    (tmp_path / "best-000001.safetensors").write_bytes(b"")
+    assert "best-000001.safetensors' is missing, truncated or changed" in damaged(tmp_path)

@@ -157,3 +157,26 @@ def test_closing_what_never_started_is_harmless() -> None:
 )
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
+
+
+def test_the_end_says_why_what_is_shipped_and_who_is_worst() -> None:
+    progress, out = plain()
+    progress.on_start(info(rounds=9))
+    best = record(
+        1,
+        validation={"balanced_accuracy": 0.75, "kept": 1},
+        clients_test={"worst": "232", "spread": [0.25, 0.5, 0.625, 0.75, 1.0]},
+    )
+    stopped = "no better balanced_accuracy in 1 validation since round 1"
+    progress.on_round(best)
+    progress.on_round(record(2, validation={"balanced_accuracy": 0.5, "kept": 1}, stopped=stopped))
+    progress.on_end(best, {})
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert "  validation 0.7500  traffic" in lines[1]
+    assert lines[2].startswith("round 2/9")
+    assert lines[3:] == [
+        f"stopped after round 2: {stopped}",
+        "round 1 is shipped: validation balanced_accuracy 0.7500",
+        "accuracy by client: 0.2500 (worst, 232) to 1.0000, median 0.6250",
+    ]

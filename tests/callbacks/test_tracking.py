@@ -42,14 +42,23 @@ def test_a_record_without_method_or_evaluation() -> None:
 
 def test_the_spread_of_the_clients_models_is_logged() -> None:
     each = [{"accuracy": a, "balanced_accuracy": a, "few": None} for a in (0.5, 0.1, 0.3)]
-    shipped = {"accuracy": 0.6, "balanced_accuracy": 0.4, "few": None}
 
-    found = scalars(personal_scores(each, shipped))
+    found = scalars({"personal": personal_scores(each, own=False)})
 
     spread = [found[f"personal/accuracy_{at}"] for at in SPREAD]
     assert spread == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert found["shipped/balanced_accuracy"] == 0.4
+    assert found["personal/balanced_accuracy_mean"] == pytest.approx(0.3)
     assert not [key for key in found if "few" in key or "models" in key]
+
+
+def test_validation_and_the_spread_over_clients_are_logged() -> None:
+    validation = {"few": 0.5, "loss": None, "per_class": [0.5], "kept": 3}
+    clients_test = {"worst": "232", "spread": [0.0, 0.1, 0.2, 0.3, 0.4], "accuracy": {"232": 0.0}}
+
+    found = scalars({"validation": validation, "clients_test": clients_test})
+
+    spread = {f"clients_test/accuracy_{at}": k / 10 for k, at in enumerate(SPREAD)}
+    assert found == pytest.approx({"validation/few": 0.5, "validation/kept": 3.0, **spread})
 
 
 def test_settings_are_flat_and_dotted() -> None:

@@ -115,9 +115,10 @@ def test_other_data_are_not_resumed(broken: Path, stopped: Path) -> None:
 
 def test_a_resumed_run_takes_nothing_else(broken: Path) -> None:
     before = files(broken)
-    said = one_sentence(fedtail("run", "--resume", str(broken), "rounds=40"))
-    assert "--resume takes the whole experiment from its folder: give nothing else" in said
-    assert files(broken) == before
+    for word in ("seed=40", "method.local.lr=1.0"):
+        said = one_sentence(fedtail("run", "--resume", str(broken), word))
+        assert "--resume takes the experiment from its folder: give nothing else but" in said
+        assert files(broken) == before
 
 
 def test_a_run_on_arrays_is_resumed_in_python(tmp_path: Path) -> None:

@@ -165,3 +165,29 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert done.code == 2
     assert "pip install '.[tensorboard]'" in done.err
     assert not Path("out").exists()
+
+
+def test_the_best_round_is_kept_and_a_finished_run_goes_on() -> None:
+    words = ["--validation", "0.2", "--keep", "best", "--clients", "3", "--rounds", "2"]
+    done = fedtail("run", *words, "--out", "best")
+    assert done.code == 0, done.err
+    assert "  validation 0." in done.out
+    assert " is shipped: validation balanced_accuracy 0." in done.out
+    again = fedtail("run", "--resume", "best")
+    assert "this run is finished: 2 of 2 rounds" in again.out
+    assert " is shipped: validation balanced_accuracy 0." in again.out
+    longer = fedtail("run", "--resume", "best", "--rounds", "4")
+    assert longer.code == 0, longer.err
+    assert "4 rounds, continued after round 2" in longer.out
+    assert experiment("best")["rounds"] == 4
+    whole = fedtail("run", *words[:-1], "4", "--out", "whole")
+    assert last_hash(longer.out) == last_hash(whole.out)
+    fewer = one_sentence(fedtail("run", "--resume", "best", "rounds=3"))
+    assert fewer == "'best' has done 4 rounds: rounds = 3 is fewer"
+    assert Path("best", "model.safetensors").exists()
+
+
+def test_keeping_the_best_needs_something_to_choose_by() -> None:
+    said = one_sentence(fedtail("run", "--keep", "best"))
+    assert said.startswith("keep = 'best' needs samples that are held out of training")
+    assert not Path("runs").exists()

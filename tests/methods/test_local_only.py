@@ -63,15 +63,16 @@ def test_two_rounds_by_hand() -> None:
 
     # Tested on one sample of class 0 and three of class 1: client 0 has 1/4 right, client 1 3/4.
     last = result.metrics
-    assert last["accuracy"] == pytest.approx(0.5)
-    assert last["per_class"] == [0.5, 0.5]
+    assert last["personal"]["mean"]["accuracy"] == pytest.approx(0.5)
+    assert last["personal"]["mean"]["per_class"] == [0.5, 0.5]
     assert last["personal"]["accuracy"] == pytest.approx([0.25, 0.375, 0.5, 0.625, 0.75])
     assert last["personal"]["balanced_accuracy"] == [0.5] * 5
     assert last["personal"]["models"] == 2
 
     # The client with the most samples is the second: its model is shipped.
     assert result.tensors["weight"].flatten().tolist() == found[1]
-    assert last["shipped"]["accuracy"] == 0.75
+    assert last["accuracy"] == 0.75
+    assert last["per_class"] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])

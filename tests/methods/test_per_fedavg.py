@@ -114,7 +114,7 @@ def test_clients_adapt_before_they_are_tested() -> None:
     result = run(chosen)
     assert result.metrics["personal"]["models"] == 2
     assert result.metrics["personal"]["accuracy"] == [0.5] * 5
-    assert result.metrics["per_class"] == [0.5, 0.5]
+    assert result.metrics["personal"]["mean"]["per_class"] == [0.5, 0.5]
     # The clients' moves cancel: the model that is shipped is still (0, 0).
     assert result.tensors["weight"].flatten().tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     adapted = PerFedAvg(local={"lr": 1.0}, adapt_steps=1, meta_steps=9, inner_lr=0.5)

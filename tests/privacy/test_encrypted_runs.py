@@ -373,3 +373,16 @@ def test_an_encrypted_run_resumes(tmp_path: Path, keys: Path) -> None:
     (tmp_path / "run" / "model.safetensors").unlink()
     again = run(experiment.but(keys=""), out=tmp_path / "run", resume=True)
     assert far(again, whole) < 1e-4
+
+
+def test_what_is_held_out_is_counted_under_encryption(keys: Path) -> None:
+    # The server adds ciphertexts of the counts; rounded, they are the counts. The models differ by
+    # less than 1e-4, so the loss does by little more; no sample lies that close to a border.
+    experiment = tiny.experiment(rounds=2, validation=0.5, keep="best")
+    plain = run(experiment)
+    found = run(experiment.but(encrypt=True, keys=str(keys)))
+    for mine, theirs in zip(found.history, plain.history, strict=True):
+        ours, other = mine["validation"], theirs["validation"]
+        assert (ours["per_class"], ours["samples"]) == (other["per_class"], other["samples"])
+        assert ours["loss"] == pytest.approx(other["loss"], abs=1e-3)
+        assert ours["bytes_up"] > other["bytes_up"]

@@ -199,3 +199,13 @@ def test_the_budget_is_shown_as_it_goes(capsys: pytest.CaptureFixture[str]) -> N
     console = Console(width=300, force_terminal=False)
     run(everybody(epsilon=8.0), callbacks=[Progress(console)])
     assert "epsilon 8 of 8" in capsys.readouterr().out
+
+
+def test_a_private_run_does_not_go_on_to_more_rounds(tmp_path: Path) -> None:
+    # Its noise was solved for two rounds; a third one would break what was promised.
+    chosen = tiny.experiment(rounds=2, per_round=6, privacy={"epsilon": 8.0})
+    run(chosen, out=tmp_path / "run")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with pytest.raises(FedtailError, match="was chosen for 2 rounds, and another number breaks"):
+        run(chosen.but(rounds=3), out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before

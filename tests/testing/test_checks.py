@@ -163,6 +163,15 @@ class Impersonal(Base):
         return []
 
 
+class Blind(Base):
+    """Has an action of that name already, which looks at nothing that is held out."""
+
+    @action
+    def assess(self, payload: Payload, client: Client) -> Payload:
+        sent = super().assess(payload, client)
+        return replace(sent, tensors={n: torch.zeros_like(t) for n, t in sent.tensors.items()})
+
+
 class Renaming(Base):
     """Ships tensors under names of nobody."""
 
@@ -227,6 +236,7 @@ BROKEN = [
     (Counting, "a_client_that_is_dropped_does_not_break_the_round", "where is client 0?"),
     (Hasty, "a_round_in_which_nobody_answers_keeps_the_model", "a round is missing"),
     (Impersonal, "clients_own_models_are_tested", "'personal' gives no tasks"),
+    (Blind, "what_is_held_out_is_counted", "0 of "),
     (Renaming, "what_is_shipped_loads", "do not match"),
     (Precise, "floats_on_the_wire_are_float32_on_the_cpu", "is torch.float64"),
     (Ungrouped, "names_have_a_group", "'alone' has no group"),

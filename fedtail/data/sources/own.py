@@ -36,7 +36,11 @@ class OwnSource(Source):
     about: ClassVar[About] = About("")
 
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="share of each class that tests, if there is no test set"
+        0.2,
+        gt=0,
+        lt=1,
+        description="share that tests, if there is no test set: of the natural clients, held out "
+        "whole, or of each class where there are none",
     )
     split_seed: int = Field(0, ge=0, description="seed of that split")
     normalisation: Normalisation = Field(

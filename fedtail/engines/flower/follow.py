@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedtail.callbacks import Callback, read_records
 from fedtail.engines.flower.status import StatusFiles
@@ -40,8 +41,8 @@ class RunFollower:
                     continue
                 self.done = number
                 self.warn(
-                    f"round {number}: client {d['client']} is left out: {d['reason']}"
-                    for d in record["dropped"]
+                    f"round {number}: client {name} is left out: {reason}"
+                    for name, reason in map(_left_out, record["dropped"])
                 )
                 for callback in self.callbacks:
                     callback.on_round(record)
@@ -57,3 +58,7 @@ class RunFollower:
                 logger.warning("%s", message)
                 for callback in self.callbacks:
                     callback.on_warning(message)
+
+
+def _left_out(dropped: Mapping[str, Any]) -> tuple[Any, str]:
+    return dropped.get("name", dropped["client"]), dropped["reason"]

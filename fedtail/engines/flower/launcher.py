@@ -29,7 +29,9 @@ from fedtail.experiment import MADE_IN_PYTHON, Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
+from fedtail.longer import take_up
 from fedtail.loop import Loop
+from fedtail.metrics import shipped_record
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 from fedtail.signals import ended_by_signals
@@ -84,13 +86,15 @@ class Launch:
             if resume:
                 folder.must_hold(experiment.describe())
                 folder.must_be_on(setting.digests())
+            done = rounds_saved(setting, folder) if resume else 0
+            longer = take_up(folder, experiment, done) if resume else []
             loop.begin()
             # A server app whose launcher was killed may still be at work.
             with locked(status.folder):
                 status.clear()
                 write_atomic(launch_file(folder.path), json.dumps(asdict(self)))
-            done = rounds_saved(setting, folder) if resume else 0
             loop.tell_start(done)
+            loop.warn(longer)
             for callback in callbacks:
                 stack.callback(callback.close)
             stack.enter_context(ended_by_signals())
@@ -237,6 +241,6 @@ def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) 
     history = read_records(folder.metrics)
     tensors = folder.shipped()
     for callback in callbacks:
-        callback.on_end(history[-1], tensors)
+        callback.on_end(shipped_record(history), tensors)
     network = setting.runtime().load_tested(tensors)
     return Result(history, tensors, network.module, None, folder.path)

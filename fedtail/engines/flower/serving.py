@@ -75,7 +75,8 @@ def serve(
     The run's configuration (``[tool.flwr.app.config]``, or ``flwr run --run-config``) says
     ``clients``, ``rounds`` and ``out``, and may say ``per-round``, ``min-clients``, ``seed``,
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
-    there) and ``resume``.
+    there) and ``resume``; and ``validation`` (the share that every client holds out of training),
+    ``keep``, ``score`` and ``patience``, as in an experiment.
 
     Parameters
     ----------
@@ -132,7 +133,11 @@ def executor_of(
         threads=experiment.threads,
         checkpoint_every=experiment.checkpoint_every,
         method=experiment.method.describe(),
-        more={"seed": experiment.seed, "classes": setting.dataset.num_classes},
+        more={
+            "seed": experiment.seed,
+            "classes": setting.dataset.num_classes,
+            "validation": experiment.validation.share,
+        },
     )
     return FlowerExecutor(grid, roster, terms, setting.runtime())
 
@@ -151,6 +156,7 @@ def remote(
     held = checked_samples(test[0], test[1], len(classes), "the test set")
     named = {"per_round": "per-round", "min_clients": "min-clients"}
     fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
+    fields += ["validation", "keep", "score", "patience"]
     given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
     shape = list(held.x.shape)
     experiment = Experiment(

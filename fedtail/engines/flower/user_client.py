@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
+from fedtail.data.held_out import held_out
 from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.flower.worker import Notes, answer_message, introduction
 from fedtail.engines.runtime import Runtime
@@ -112,11 +113,14 @@ def runtime(
     where = choose_device(device)
     base, trained = networks(model, method, int(notes["seed"]), where)
     client = introduction(context)["partition"]
-    parts = [np.empty(0, np.int64)] * client + [np.arange(len(samples))]
+    share, seed = float(notes.get("validation", 0.0)), int(notes["seed"])
+    apart = held_out(samples.y.numpy(), share, seed, client) if share else np.empty(0, np.int64)
+    before = [np.empty(0, np.int64)] * client
+    parts = [*before, np.delete(np.arange(len(samples)), apart)]
     names = tuple(str(c) for c in range(int(notes["classes"])))
     images = runs_on_images(trained, where)
     federation = Federation(
-        Dataset(samples, nothing(samples), names), parts, augment, where, images
+        Dataset(samples, nothing(samples), names), parts, augment, where, images, [*before, apart]
     )
     return Runtime(federation, method, base, trained, int(notes["seed"]), where)
 

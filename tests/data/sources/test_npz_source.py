@@ -119,19 +119,41 @@ def test_clients_may_have_names(tmp_path: Path) -> None:
 def test_a_missing_test_set_is_cut_from_every_class(tmp_path: Path) -> None:
     y = np.repeat([0, 1, 2], [20, 10, 1])
     x = np.arange(62, dtype=np.float32).reshape(31, 2)
-    source = saved(
-        tmp_path, x_train=x, y_train=y, x_test=None, y_test=None, client_train=np.arange(31) % 4
-    )
+    source = saved(tmp_path, x_train=x, y_train=y, x_test=None, y_test=None)
     dataset = source.load()
     # One fifth of 20 and of 10; the lone sample of class 2 stays in the training set.
     assert dataset.test.y.bincount(minlength=3).tolist() == [4, 2, 0]
     assert dataset.train.y.bincount(minlength=3).tolist() == [16, 8, 1]
-    assert dataset.client_test is not None and len(dataset.client_test) == 6
     assert torch.equal(dataset.test.y, source.load().test.y)
     other = source.but(split_seed=1).load()
     assert not torch.equal(
         dataset.test.x[torch.arange(6)][:, 0], other.test.x[torch.arange(6)][:, 0]
     )
+
+
+def test_natural_clients_are_held_out_whole_if_there_is_no_test_set(tmp_path: Path) -> None:
+    # Ten clients of three samples each: a fifth of them is two, whichever they are.
+    owner = np.repeat(np.arange(10), 3)
+    x = np.arange(30, dtype=np.float32)[:, None]
+    given = {"x_train": x, "y_train": owner % 2, "client_train": owner}
+    source = saved(tmp_path, x_test=None, y_test=None, **given)
+    dataset = source.load()
+    assert dataset.client_train is not None and dataset.client_test is not None
+    trained, tested = set(dataset.client_train.tolist()), set(dataset.client_test.tolist())
+    assert (len(dataset.test), len(tested), len(trained)) == (6, 2, 8)
+    assert not trained & tested
+    # Every sample is where its client is: sample 3 k + i is of client k.
+    names = [dataset.client_names[k] for k in dataset.client_test]
+    assert [str(int(v) // 3) for v in dataset.test.x[torch.arange(6)][:, 0]] == names
+    assert torch.equal(dataset.test.y, source.load().test.y)
+    others = [source.but(split_seed=seed).load().client_names[8:] for seed in range(5)]
+    assert len(set(others)) > 1  # who only tests has the last numbers
+
+
+def test_samples_of_a_lone_client_are_cut(tmp_path: Path) -> None:
+    given = {"x_train": np.ones((10, 2), np.float32), "y_train": np.arange(10) % 2}
+    source = saved(tmp_path, x_test=None, y_test=None, client_train=np.zeros(10, int), **given)
+    assert len(source.load().test) == 2
 
 
 def test_classes_can_be_left_out_by_name(tmp_path: Path) -> None:
