@@ -33,12 +33,14 @@ from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.metrics import Evaluation, personal_scores, scores
 from fedtail.metrics.scores import SCORES
+from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.guard import guarded
 from fedtail.protocol import Scalar, Server, Task
 from fedtail.report.callback import ReportFile
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
+from fedtail.settled import settle_inputs
 
 logger = logging.getLogger("fedtail")
 MODELS_AT_ONCE = 8
@@ -145,6 +147,9 @@ class Loop:
         told: Mapping[str, Scalar] = {}
         if saved is None:
             self.begin()
+        settle_inputs(self.setting, self.engine, self.folder, carried, anew=saved is None)
+        if saved is None:
+            server = self.setting.server(0)
             state = drive(method.setup(state, server), state, self.engine, server, carried)
             if carried.kept:
                 said = first_reason(carried.dropped)
@@ -155,7 +160,7 @@ class Loop:
             state = saved.state
             self.engine.states.update(saved.client_states)
         self.tell_start(done)
-        self.warn(self.remarks)
+        self.warn([*self.remarks, *self.setting.remarks()])
         for number in range(done + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])
@@ -360,13 +365,15 @@ class Loop:
         """Ship the model and tell everyone."""
         server = self.setting.server(history[-1]["round"])
         # A run that was killed after its last round has not tested in this process.
-        tensors = self.tested or self.shippable(state, server, Ledger())
+        tested = self.tested or self.shippable(state, server, Ledger())
+        network = self.setting.runtime().load_tested(tested)
+        tensors = network.whole(tested)
         if self.folder is not None:
-            evaluation = self.evaluation or self.engine.evaluate(tensors)
+            evaluation = self.evaluation or self.engine.evaluate(tested)
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
             callback.on_end(history[-1], tensors)
-        network = self.setting.runtime().load_tested(tensors)
         path = None if self.folder is None else self.folder.path
-        return Result(history, tensors, network.module, state, path)
+        model = predictor_of(self.setting, network)
+        return Result(history, tensors, network.module, model, state, path)

@@ -27,7 +27,9 @@ Scalar = int | float | str | bool
 Tensors = Mapping[str, Tensor]
 
 OPEN_SUM = "open_sum"
-"""The one action that is no method's own: decrypt a sum of updates (`fedtail.privacy`)."""
+"""An action that is no method's own: decrypt a sum of updates (`fedtail.privacy`)."""
+INPUT_SUMS = "input_sums"
+"""An action that all methods have: add up the local inputs (`fedtail.standardise`)."""
 
 
 class Sum(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtail.callbacks.progress import SHOWN
+from fedtail.predictor import Predictor
 from fedtail.state import digest
 
 
@@ -23,7 +24,9 @@ class Result:
     tensors
         The model that is tested and shipped, by the names of the user's own module.
     network
-        That model, loaded.
+        That model, loaded: the plain network, which takes normalised inputs.
+    model
+        The same with all that belongs to it: it predicts from inputs as they were given.
     state
         The server's state after the last round.
     folder
@@ -33,6 +36,7 @@ class Result:
     history: list[dict[str, Any]]
     tensors: dict[str, Tensor]
     network: nn.Module
+    model: Predictor
     state: Any
     folder: Path | None
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
@@ -18,7 +19,8 @@ from fedtail.engines.runtime import Shielding
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
-from fedtail.models import build, with_cosine_heads
+from fedtail.metrics.groups import has_tail
+from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
@@ -47,6 +49,11 @@ class Setting:
         return self.experiment.method
 
     @property
+    def architecture(self) -> ModelLike:
+        """The description of a built-in network, or the user's own."""
+        return architecture(self.experiment, self.dataset)
+
+    @property
     def cohort(self) -> int:
         """How many clients a round has."""
         return min(self.experiment.per_round or len(self.federation), len(self.federation))
@@ -60,6 +67,26 @@ class Setting:
     def class_counts(self) -> tuple[int, ...]:
         """How many training samples of each class all clients hold together."""
         return tuple(self.federation.class_counts().tolist())
+
+    def remarks(self) -> list[str]:
+        """Return what is odd about the classes, a sentence each."""
+        held = np.array(self.class_counts)
+        if not held.any():  # nobody said what the clients hold
+            return []
+        tested = torch.bincount(self.dataset.test.y, minlength=len(held)).numpy()
+        missing = [self.dataset.classes[c] for c in np.flatnonzero((held == 0) & (tested > 0))]
+        said = []
+        if missing:
+            named = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
+            said.append(
+                f"no client holds a sample of class {named}, which is tested: it cannot be learned"
+            )
+        if not has_tail(self.class_counts):
+            said.append(
+                "the training data has no tail, all classes have about as many samples: there are "
+                "no many-, medium- and few-shot classes to tell apart"
+            )
+        return said
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
@@ -106,15 +133,18 @@ def _seen(x: Features) -> Tensor:
 
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; "auto" takes a GPU if there is one."""
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+        **({"cuda": True} if cards else {}),
+        **({"mps": True} if torch.backends.mps.is_available() else {}),
         "cpu": True,
+        **{f"cuda:{number}": True for number in range(cards)},
     }
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
-    if not available[name]:
-        raise FedtailError(f"device '{name}' is not available here (available: cpu, auto)")
+        return torch.device(next(iter(available)))
+    if name not in available:
+        here = ", ".join([*available, "auto"])
+        raise FedtailError(f"device '{name}' is not available here (available: {here})")
     return torch.device(name)
 
 
@@ -138,8 +168,25 @@ def _corrupts_memory(layer: nn.Conv2d) -> bool:
     return few and layer.kernel_size == (1, 1) and max(layer.stride) > 1
 
 
+def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
+    """Return the network that was asked for, or the one that suits the data."""
+    model = experiment.model
+    return ModelSpec.inside(experiment.data.model_for(dataset)) if model is None else model
+
+
+def with_clients(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """Return the experiment with natural clients, if the data has them and no other are asked for.
+
+    The result says so: what is written into a run folder is what was run.
+    """
+    if dataset.client_train is None or "partition" in experiment.model_fields_set:
+        return experiment
+    return experiment.but(partition=Natural())
+
+
 def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     """Cut the tail and share the samples out to clients."""
+    experiment = with_clients(experiment, dataset)
     natural = isinstance(experiment.partition, Natural)
     clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
     return make_split(
@@ -174,18 +221,37 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
         )
 
 
+def trial_batches(dataset: Dataset) -> list[Tensor]:
+    """Return two test inputs as a network may take them: as numbers, and if they can be, whole.
+
+    The constants of the clients are not known yet; those of the two inputs do for a trial.
+    """
+    x = dataset.test.x[torch.arange(min(2, len(dataset.test)))]
+    numbers = as_float(x)
+    if dataset.mean:
+        shape = [1, -1] + [1] * (numbers.ndim - 2)
+        mean, std = (torch.tensor(c).reshape(shape) for c in (dataset.mean, dataset.std))
+        numbers = (numbers - mean) / std
+    elif dataset.normalisation != "none":
+        numbers = (numbers - numbers.mean()) / numbers.std(correction=0).clamp_min(1e-6)
+    return [numbers] if x.is_floating_point() else [numbers, x.long()]
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
     dataset = experiment.data.load()
+    experiment = with_clients(experiment, dataset)
     split = share_out(experiment, dataset)
     check_cohort(experiment, len(split.parts))
     check_server_data(experiment, split)
-    spec = experiment.model or experiment.data.model_for(dataset)
+    batches = trial_batches(dataset)
     with contained(derive(experiment.seed, "model")):
-        base = build(spec, dataset.input_shape, dataset.num_classes)
+        network = made(architecture(experiment, dataset), dataset.input_shape, dataset.num_classes)
+        base, taken = fitted(network, batches, dataset.num_classes)
         if experiment.head == "cosine":
             base = with_cosine_heads(base)
+            base.check(taken, dataset.num_classes)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
     for network in (base, model):
@@ -195,6 +261,12 @@ def prepare(experiment: Experiment) -> Setting:
     # In the order that one client with all of them would have them in.
     pooled = [np.sort(np.concatenate(split.parts))]
     parts = pooled if experiment.method.pooled else split.parts
-    federation = Federation(dataset, parts, experiment.augment, device, channels_last=images)
-    base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
+    tokens = not taken.is_floating_point()
+    federation = Federation(dataset, parts, experiment.augment, device, images, tokens)
+    if federation.asks != "none" and experiment.privacy.on:
+        raise FedtailError(
+            f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
+            " differential privacy does not cover: give data.mean and data.std, or"
+            " data.normalisation=none"
+        )
     return Setting(experiment, dataset, split, federation, base, model, device)

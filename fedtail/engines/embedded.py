@@ -14,8 +14,9 @@ from fedtail.engines.executor import Done, Executor, Job, Pool, Serial
 from fedtail.engines.runtime import Clock, Runtime
 from fedtail.forms import Form, defect, not_finite
 from fedtail.metrics import Evaluation
-from fedtail.protocol import OPEN_SUM, ClientId, Task, Tensors, Update
+from fedtail.protocol import INPUT_SUMS, OPEN_SUM, ClientId, Task, Tensors, Update
 from fedtail.reduce import Plan
+from fedtail.standardise import with_constants
 
 AFTER_TRAINING = 1_000_000
 TESTING = 2_000_000
@@ -62,6 +63,7 @@ class Embedded:
         self, tasks: Sequence[Task], round: int, rounds: int, single: bool = False
     ) -> Replies:
         """Have the tasks done, a client's second task after its first."""
+        tasks = with_constants(tasks, self.runtime.federation)
         plan, states = self._plan(tasks), dict[ClientId, dict[str, Tensor]]()
         failed: list[Dropped] = []
         traffic: dict[ClientId, list[int]] = {}
@@ -132,8 +134,8 @@ class Embedded:
             turn = self._first_turn + self._turns[task.client]
             waves[number].append((task, Clock(round, rounds, turn)))
             seen[task.client] += 1
-            # No method asked for it: what it draws later must not depend on encryption.
-            self._turns[task.client] += task.action != OPEN_SUM
+            # No method asked for these: what it draws later must not depend on them.
+            self._turns[task.client] += task.action not in (OPEN_SUM, INPUT_SUMS)
         return waves
 
     def _plan(self, tasks: Sequence[Task]) -> Plan:

@@ -18,6 +18,7 @@ from fedtail.metrics import Evaluation
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import OPEN_SUM, Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
+from fedtail.standardise import without_constants
 
 TEST_BATCH = 500
 
@@ -72,9 +73,10 @@ class Runtime:
                 return self.shield.open_sum(task.payload)
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
+        payload, told = without_constants(task.payload)
         client = Client(
             id=task.client,
-            data=self.federation.client(task.client),
+            data=self.federation.client(task.client, told),
             counts=self.federation.counts(task.client),
             model=self.model,
             state=state,
@@ -87,18 +89,18 @@ class Runtime:
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{clock.turn}", clock.round, task.client)
         with contained(stream, self.device):
-            payload = getattr(self.method, task.action)(task.payload, client)
-        if not isinstance(payload, Payload):
-            kind = type(payload).__name__
+            answer = getattr(self.method, task.action)(payload, client)
+        if not isinstance(answer, Payload):
+            kind = type(answer).__name__
             raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
         if self.shield is None:
-            return payload
+            return answer
         # Once it is sealed, nobody can look at it any more.
-        reason = defect(payload, self.form(task), len(client.data))
+        reason = defect(answer, self.form(task), len(client.data))
         if reason:
             raise Withheld(reason)
         with _withholding():
-            return self.shield.close(payload, task.payload, client)
+            return self.shield.close(answer, task.payload, client)
 
     def form(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
@@ -114,11 +116,7 @@ class Runtime:
 
     def load_tested(self, tensors: Tensors) -> SplitModel:
         """Put a tested model into the resident model that has its names."""
-        # A method's own head may have the names of the user's, and another meaning.
-        tested = self.model if tensors.keys() == self.model.names() else self.base
-        tested.load(tensors)
-        tested.eval()
-        return tested
+        return tested_model(self.base, self.model, tensors)
 
     def evaluate(self, tested: SplitModel, start: int, stop: int) -> Evaluation:
         """Test a loaded model on one range of the test set."""
@@ -130,6 +128,15 @@ class Runtime:
         """Return the ranges that the test set is tested in, the same for any number of workers."""
         samples = len(self.federation.dataset.test)
         return [(start, start + TEST_BATCH) for start in range(0, samples, TEST_BATCH)]
+
+
+def tested_model(base: SplitModel, model: SplitModel, tensors: Tensors) -> SplitModel:
+    """Put tested tensors into the user's model or the method's, whichever has their names."""
+    # A method's own head may have the names of the user's, and another meaning.
+    tested = model if model.fits(tensors) else base
+    tested.load(tensors)
+    tested.eval()
+    return tested
 
 
 @contextmanager

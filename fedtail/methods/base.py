@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
+from fedtail.forms import Form
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
+from fedtail.standardise import report_sums, sums_form
 
 S = TypeVar("S")
 Action = Callable[[Payload, Client], Payload]
@@ -147,6 +149,17 @@ class Method(Component, Generic[S]):
         counted: it is a part of the test.
         """
         return []
+
+    # Client half
+
+    def input_sums_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the sums of the local inputs."""
+        return sums_form(task)
+
+    @action
+    def input_sums(self, payload: Payload, client: Client) -> Payload:
+        """Report the sums that inputs are standardised with; the run asks, not the method."""
+        return report_sums(payload, client)
 
 
 DECIDING = ("setup", "round", "aggregate", "weights", "average", "finalize")

@@ -38,6 +38,7 @@ from fedtail.privacy.clipping import private_update
 from fedtail.privacy.gaussian import analytic_sigma
 from fedtail.protocol import Client, Payload, Server, Task
 from fedtail.setting import Setting
+from fedtail.settled import restore_inputs
 
 Seen = Mapping[str, Tensor]
 """What the server can read of one client's update, by name."""
@@ -136,6 +137,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
     """
     if not folder.finished:
         raise FedtailError(f"'{folder.path}' is not finished: an audit examines what is shipped")
+    restore_inputs(setting, folder)
     experiment, method = setting.experiment, setting.method
     with numerics(experiment.threads):
         runtime = setting.runtime()

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.augment import normalised
-from fedtail.data.federation import Federation, laid_out
+from fedtail.data.federation import Federation
 from fedtail.engines.runtime import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import MADE_IN_PYTHON, Experiment, load_experiment, make_experiment
@@ -31,6 +30,7 @@ from fedtail.report.lines import Line
 from fedtail.report.runs import Run
 from fedtail.rng import derive, numpy_generator
 from fedtail.setting import Setting, prepare
+from fedtail.settled import restore_inputs
 
 SAMPLES = 1000
 """How many test samples are shown by default."""
@@ -161,6 +161,7 @@ def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
     split, dataset, seed = setting.split, setting.dataset, setting.experiment.seed
     if split.digest != (run.split or {}).get("digest"):
         raise FedtailError("its split cannot be rebuilt, so the data is not what it was trained on")
+    restore_inputs(setting, RunFolder(run.path))
     model = load_model(run.path, setting)
     norms = classifier_norms(model)
     positions = choose_samples(dataset.test.y.numpy(), samples, seed)
@@ -220,9 +221,8 @@ def look(model: SplitModel, federation: Federation, positions: np.ndarray) -> tu
     seen = []
     with torch.inference_mode():
         for index in torch.split(torch.from_numpy(positions), TEST_BATCH):
-            x = federation.test.x[index].to(federation.device)
-            x = normalised(x, federation.mean, federation.std)
-            seen.append(model.output(laid_out(x, federation.channels_last)))
+            x = federation.ready(federation.test.x[index].to(federation.device))
+            seen.append(model.output(x))
     features = torch.cat([output.features for output in seen])
     return features.cpu(), torch.cat([output.logits for output in seen]).cpu()
 

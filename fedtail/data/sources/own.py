@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.dataset import About, Dataset, Normalisation, Source
 from fedtail.data.public import data_folder
-from fedtail.data.raw import (
-    Normalisation,
-    Raw,
-    dataset_from,
-    training_constants,
-    with_test_set,
-    without_classes,
-)
+from fedtail.data.raw import Raw, dataset_from, given_by, with_test_set, without_classes
 from fedtail.errors import FedtailError
 
 
@@ -41,18 +34,40 @@ class OwnSource(Source):
     split_seed: int = Field(0, ge=0, description="seed of that split")
     normalisation: Normalisation = Field(
         "standard",
-        description="standard: training mean and deviation of each channel or feature; "
-        "global: one pair of numbers; none: as it is",
+        description="standard: mean and deviation of each channel or feature, from sums that the "
+        "clients report once; global: one pair of numbers; none: as it is",
     )
-
+    mean: tuple[float, ...] = Field(
+        (), description="subtracted from inputs (images count 0 to 1), instead of asking clients"
+    )
+    std: tuple[float, ...] = Field((), description="what inputs are divided by then")
     drop: tuple[str, ...] = Field((), description="names of classes to leave out")
 
     def dataset(self, raw: Raw, where: str) -> Dataset:
         """Return the checked arrays, split and normalised as the fields say."""
         whole = with_test_set(raw, self.test_fraction, self.split_seed, where)
         dataset = without_classes(dataset_from(whole, where), self.drop, where)
-        mean, std = training_constants(dataset.train.x, self.normalisation)
-        return replace(dataset, mean=mean, std=std)
+        if len(self.mean) > 1 and len(self.mean) != dataset.input_shape[0]:
+            raise FedtailError(
+                f"{where}: data.mean has {len(self.mean)} numbers, but inputs have "
+                f"{dataset.input_shape[0]} channels or features"
+            )
+        return replace(
+            dataset,
+            mean=self.mean,
+            std=self.std,
+            normalisation="none" if self.mean else self.normalisation,
+            given=given_by(raw),
+        )
+
+    @model_validator(mode="after")
+    def _constants(self) -> Self:
+        if len(self.mean) != len(self.std) or not all(deviation > 0 for deviation in self.std):
+            raise FedtailError(
+                f"data.mean and data.std go together, one deviation above 0 for each mean; there "
+                f"are {len(self.mean)} means and {len(self.std)} deviations"
+            )
+        return self
 
     def model_for(self, dataset: Dataset) -> str:
         """Return a model that suits the shape of one input."""

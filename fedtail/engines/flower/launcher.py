@@ -30,8 +30,10 @@ from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.loop import Loop
+from fedtail.predictor import predictor_of
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
+from fedtail.settled import restore_inputs
 from fedtail.signals import ended_by_signals
 
 POLL = 0.3
@@ -239,5 +241,7 @@ def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) 
     tensors = folder.shipped()
     for callback in callbacks:
         callback.on_end(history[-1], tensors)
+    restore_inputs(setting, folder)
     network = setting.runtime().load_tested(tensors)
-    return Result(history, tensors, network.module, None, folder.path)
+    model = predictor_of(setting, network)
+    return Result(history, tensors, network.module, model, None, folder.path)

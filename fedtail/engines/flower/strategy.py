@@ -22,7 +22,7 @@ from fedtail.engines.flower.engine import Flower
 from fedtail.engines.flower.executor import FlowerExecutor, Terms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.user_client import ModelMaker, networks
-from fedtail.engines.runtime import Runtime, numerics
+from fedtail.engines.runtime import Runtime, numerics, tested_model
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
@@ -136,7 +136,8 @@ class MethodStrategy(FedAvg):
         final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         self.engine.states.clear()
         self.engine.states.update(states)
-        shipped = self.method.eval_model(final)
+        tested = self.method.eval_model(final)
+        shipped = tested_model(self.base, self.trained, tested).whole(tested)
         numbers = {
             "clients": len(ledger.clients),
             "dropped": len(ledger.dropped),
