@@ -154,14 +154,18 @@ class Component(Config):
         return enter
 
     @classmethod
+    def adopted(cls, value: Any) -> Any:
+        """Return the component that something stands for which is none; by default itself."""
+        return value
+
+    @classmethod
     def check_class(cls) -> None:
         """Refuse a class that cannot be what its family promises, before it is registered."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(value, str):
-            value = {"name": value}
+        value = {"name": value} if isinstance(value, str) else cls.adopted(value)
         if isinstance(value, Mapping) and "name" in value:
             fields = dict(value)
             found = cls.registry[str(fields.pop("name"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.errors import FedtailError
+from fedtail.losses import FunctionLoss
 from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
@@ -57,7 +59,7 @@ class Experiment(Config):
     seed: int = Field(0, ge=0, description="everything random derives from it")
     workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where models train")
+    device: str = Field("auto", description="where models train: auto, cpu, cuda, cuda:1, ... mps")
     min_clients: int = Field(
         0, ge=0, description="stop at a round with fewer valid updates; 0: at the third without any"
     )
@@ -103,6 +105,13 @@ class Experiment(Config):
         raise FedtailError(
             "a model is a registered name, an nn.Module or a function that makes one"
         )
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            raise FedtailError(f"'{value}' is no device: give auto, cpu, cuda, cuda:1, ... or mps")
+        return value
 
     @model_validator(mode="after")
     def _cohort(self) -> Self:
@@ -192,14 +201,26 @@ def load_experiment(path: Path) -> dict[str, Any]:
         raise FedtailError(f"'{path}' is not valid TOML: {error}") from None
 
 
+def made_in_python(plain: Mapping[str, Any]) -> list[str]:
+    """Return the parts of a description that it can only name."""
+    found = [
+        section
+        for section, mark in MADE_IN_PYTHON.items()
+        if isinstance(plain.get(section), Mapping) and mark in plain[section]
+    ]
+    method = plain.get("method")
+    loss = method.get("loss") if isinstance(method, Mapping) else None
+    named = isinstance(loss, Mapping) and loss.get("name") == FunctionLoss.name
+    return [*found, *(["loss"] if named else [])]
+
+
 def make_experiment(plain: Mapping[str, Any]) -> Experiment:
     """Return the experiment that plain data describes, or one sentence about what is wrong."""
-    for section, mark in MADE_IN_PYTHON.items():
-        if isinstance(plain.get(section), Mapping) and mark in plain[section]:
-            raise FedtailError(
-                f"this run's {section} was made in Python; resume it there, with "
-                "fedtail.run(experiment, out=..., resume=True)"
-            )
+    for part in made_in_python(plain):
+        raise FedtailError(
+            f"this run's {part} was made in Python; resume it there, with "
+            "fedtail.run(experiment, out=..., resume=True)"
+        )
     return Experiment.model_validate(plain)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedtail.data.augment import as_float
-from fedtail.data.dataset import Transform, as_numpy, checked_features
+from fedtail.data.dataset import Transform, as_numpy, checked_features, must_be_inputs
 from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
@@ -68,8 +68,13 @@ class Predictor:
         That is names where they were names, and whole numbers (positions in `classes`) where they
         were numbers.
         """
-        numbers = self._highest(x)
-        return np.array(self.classes)[numbers] if self.file.named else numbers
+        found = self.numbers(x)
+        return np.array(self.classes)[found] if self.file.named else found
+
+    def numbers(self, x: Array) -> np.ndarray:
+        """Return the most probable class of each input as a position in `classes`."""
+        rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
+        return cast(np.ndarray, torch.cat(rows).numpy())
 
     def predict_proba(self, x: Array) -> np.ndarray:
         """Return the softmax of the network's output, one row an input and one column a class.
@@ -85,31 +90,37 @@ class Predictor:
         labels = numbered_labels(y, self.classes, self.file.named, "labels")
         if len(labels) != len(x):
             raise FedtailError(f"{len(x)} inputs but {len(labels)} labels")
-        right = int((self._highest(x) == labels).sum())
+        right = int((self.numbers(x) == labels).sum())
         return right / len(labels)
+
+    def export(self, path: str | Path, format: Literal["torch", "onnx"] = "torch") -> None:
+        """Write the model as one file that runs without fedtail and takes raw inputs.
+
+        "torch" is a program of ``torch.export``, "onnx" runs in ONNX Runtime. Its outputs are
+        ``logits`` and ``probabilities``.
+        """
+        from fedtail.export import export  # slow to import, and rarely needed
+
+        export(self, Path(path), format)
 
     def inputs(self, x: Array) -> Tensor:
         """Return raw inputs as the network takes them, before they are normalised; all checked."""
-        if self.transform is not None:
-            x = self.transform(x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x)))
         array = x if isinstance(x, Tensor) else as_numpy(x, "inputs")
-        wanted = (
-            f"{self.file.kind} of shape (samples, {', '.join(map(str, self.file.given_shape))})"
+        must_be_inputs(array, "inputs")
+        given = self.file.given_shape
+        if tuple(array.shape[1:]) not in (given, self.file.shape):
+            one = ": one input is x[None]" if tuple(array.shape) == given else ""
+            shape = ", ".join(["samples", *map(str, given)])
+            raise FedtailError(f"inputs have the shape ({shape}), not {tuple(array.shape)}{one}")
+        tensor = array if isinstance(array, Tensor) else torch.as_tensor(array)
+        if self.transform is not None:
+            tensor = self.transform(tensor)
+        return checked_features(
+            arranged(self._typed(tensor), self.file.scale or None, "inputs"), "inputs"
         )
-        if array.ndim == len(self.file.given_shape) and self.transform is None:
-            raise FedtailError(
-                f"inputs are {wanted}, got {tuple(array.shape)}: one input is x[None]"
-            )
-        tensor = checked_features(
-            arranged(self._typed(array), self.file.scale or None, "inputs"), "inputs"
-        )
-        if tuple(tensor.shape[1:]) != self.file.shape:
-            raise FedtailError(f"inputs are {wanted}, got {tuple(array.shape)}")
-        return tensor
 
-    def _typed(self, x: Array) -> Array:
+    def _typed(self, tensor: Tensor) -> Tensor:
         """Return inputs with the type of the training inputs: it decides what is done to them."""
-        tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         whole = not tensor.is_floating_point()
         if self.file.kind == "numbers":
             return tensor.float()
@@ -128,10 +139,6 @@ class Predictor:
                 ready = ready.contiguous(memory_format=torch.channels_last)
             with torch.inference_mode():
                 yield self.model(ready)
-
-    def _highest(self, x: Array) -> np.ndarray:
-        rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
-        return cast(np.ndarray, torch.cat(rows).numpy())
 
     def __repr__(self) -> str:
         name = self.file.model.get("name") or self.file.model.get("python")

@@ -237,6 +237,12 @@ def trial_batches(dataset: Dataset) -> list[Tensor]:
     return [numbers] if x.is_floating_point() else [numbers, x.long()]
 
 
+def takes_whole(model: SplitModel, x: Tensor, num_classes: int) -> bool:
+    """Whether a network takes inputs as whole numbers only; one that takes none is refused."""
+    batches = [as_float(x)] if x.is_floating_point() else [as_float(x), x.long()]
+    return not fitted(model, batches, num_classes)[1].is_floating_point()
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)

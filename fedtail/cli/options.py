@@ -97,7 +97,11 @@ FLAGS = {
     "workers": Flag("workers", int, "N", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
     "device": Flag(
-        "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps (default auto)"
+        "device",
+        str,
+        "NAME",
+        RUNNING,
+        "where models train: auto, cpu, cuda, cuda:1 or mps (default auto)",
     ),
     "encrypt": Flag(
         "encrypt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -142,6 +142,16 @@ class Source(Component):
     registry: ClassVar[Registry[Source]] = Registry("data source")
     default_model: ClassVar[str] = "mlp"
     about: ClassVar[About] = About("")
+
+    @classmethod
+    def adopted(cls, value: Any) -> Any:
+        """Return a data set of torch, or a training and a test set, as a source."""
+        parts = value if isinstance(value, tuple | list) else (value,)
+        if not parts or not all(isinstance(part, torch.utils.data.Dataset) for part in parts):
+            return value
+        from fedtail.data.sources.torch_data import TorchData
+
+        return TorchData(*parts)
 
     def load(self) -> Dataset:
         """Read, check and return the data."""

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from fedtail.data.dataset import (
+    CHUNK,
     Dataset,
     Given,
     Samples,
+    Transform,
     as_numpy,
     checked_samples,
     class_names,
@@ -102,6 +104,25 @@ def given_by(raw: Raw) -> Given:
     scale = () if raw.scale is None else tuple(np.ravel(as_numpy(raw.scale, "scale")).tolist())
     named = _are_names(as_numpy(raw.y_train, "y_train"))
     return Given(tuple(np.shape(raw.x_train)[1:]), scale, named=named)
+
+
+def transformed(raw: Raw, transform: Transform) -> Raw:
+    """Return arrays whose inputs went through the user's function, in parts."""
+    parts = {"x_train": raw.x_train, "x_test": raw.x_test}
+    return replace(
+        raw, **{key: _through(transform, x, key) for key, x in parts.items() if x is not None}
+    )
+
+
+def _through(transform: Transform, x: Array, where: str) -> Tensor:
+    whole = x if isinstance(x, Tensor) else torch.as_tensor(as_numpy(x, where))
+    parts = [transform(part) for part in torch.split(whole, CHUNK // 16)]
+    sizes = [len(part) if isinstance(part, Tensor) and part.ndim else -1 for part in parts]
+    if sum(sizes) != len(whole):
+        raise FedtailError(
+            f"{where}: data.transform returns no tensor with one row an input for a batch of them"
+        )
+    return torch.cat(parts)
 
 
 def numbered(raw: Raw, where: str) -> Raw:

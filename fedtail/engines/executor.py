@@ -358,7 +358,7 @@ class Pool:
 def _unsendable(reason: str) -> FedtailError:
     return FedtailError(
         f"the model, data or method cannot be sent to worker processes ({reason}): define its "
-        "classes in a module that can be imported, or run with workers = 0"
+        "classes and functions in a module that can be imported, or run with workers = 0"
     )
 
 

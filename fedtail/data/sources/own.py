@@ -7,12 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
 from fedtail.data.dataset import About, Dataset, Normalisation, Source
 from fedtail.data.public import data_folder
-from fedtail.data.raw import Raw, dataset_from, given_by, with_test_set, without_classes
+from fedtail.data.raw import (
+    Raw,
+    dataset_from,
+    given_by,
+    transformed,
+    with_test_set,
+    without_classes,
+)
 from fedtail.errors import FedtailError
+from fedtail.model_file import place_of
 
 
 def _text(value: Any) -> Any:
@@ -41,10 +49,18 @@ class OwnSource(Source):
         (), description="subtracted from inputs (images count 0 to 1), instead of asking clients"
     )
     std: tuple[float, ...] = Field((), description="what inputs are divided by then")
+    transform: SkipValidation[Any] = Field(
+        None,
+        repr=False,
+        description="from Python: a function that inputs go through first, batch by batch",
+    )
     drop: tuple[str, ...] = Field((), description="names of classes to leave out")
 
     def dataset(self, raw: Raw, where: str) -> Dataset:
         """Return the checked arrays, split and normalised as the fields say."""
+        given = given_by(raw)
+        if self.transform is not None:
+            given, raw = replace(given, transform=self.transform), transformed(raw, self.transform)
         whole = with_test_set(raw, self.test_fraction, self.split_seed, where)
         dataset = without_classes(dataset_from(whole, where), self.drop, where)
         if len(self.mean) > 1 and len(self.mean) != dataset.input_shape[0]:
@@ -57,8 +73,24 @@ class OwnSource(Source):
             mean=self.mean,
             std=self.std,
             normalisation="none" if self.mean else self.normalisation,
-            given=given_by(raw),
+            given=given,
         )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as plain data; a function is named."""
+        plain = super().describe()
+        if self.transform is not None:
+            plain["transform"] = place_of(self.transform)
+        return plain
+
+    @model_validator(mode="after")
+    def _is_function(self) -> Self:
+        if self.transform is not None and not callable(self.transform):
+            raise FedtailError(
+                f"data.transform = {self.transform!r} is a function that only Python can give: "
+                "fedtail.run(experiment, out=..., resume=True) goes on with such a run"
+            )
+        return self
 
     @model_validator(mode="after")
     def _constants(self) -> Self:
