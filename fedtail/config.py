@@ -124,8 +124,9 @@ class Config(BaseModel):
         return {key: _plain(value) for key, value in self._values().items() if value is not None}
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, checked again."""
-        return type(self)(**{**self._values(), **changes})
+        """Return a copy with some fields changed, checked again; what was not given stays so."""
+        given = {field: getattr(self, field) for field in self.model_fields_set}
+        return type(self)(**{**given, **changes})
 
     def _values(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}

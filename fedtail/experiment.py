@@ -18,7 +18,7 @@ from fedtail.data.dataset import Source
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, suggestion
 from fedtail.losses import FunctionLoss
 from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
@@ -46,7 +46,11 @@ class Experiment(Config):
         "own", description="the network's classifier: its own, or a cosine head in its place"
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
-    partition: Partition = Field(Dirichlet(), description="how samples are shared out to clients")
+    partition: Partition = Field(
+        Dirichlet(),
+        description="how samples are shared out to clients; data with natural clients has those "
+        "unless another is given",
+    )
     augment: Augment = Field(Augment(), description="random changes of training images")
     groups: ShotGroups = Field(
         RankGroups(), description="which classes are many-, medium-, few-shot"
@@ -110,7 +114,9 @@ class Experiment(Config):
     @classmethod
     def _device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-            raise FedtailError(f"'{value}' is no device: give auto, cpu, cuda, cuda:1, ... or mps")
+            near = suggestion(value, ("auto", "cpu", "cuda", "mps"))
+            allowed = "give auto, cpu, cuda, cuda:1, ... or mps"
+            raise FedtailError(f"'{value}' is no device{near} ({allowed})")
         return value
 
     @model_validator(mode="after")
@@ -180,6 +186,8 @@ class Experiment(Config):
         plain = super().describe()
         if model is not None and not isinstance(model, ModelSpec):
             plain["model"] = {"python": getattr(model, "__name__", type(model).__name__)}
+        if "partition" not in self.model_fields_set:
+            del plain["partition"]  # the data may have clients of its own, and that decides
         return plain
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:

@@ -50,8 +50,8 @@ class Graph(nn.Module):
             x = x.float() * torch.tensor(self.file.scale)
         elif self.file.kind == "numbers":
             x = x.float()
-        x = arranged(x, None, "inputs")
-        logits = self.model(normalised_for(self.file, x))
+        laid_out = torch.as_tensor(arranged(x, None, "inputs"))
+        logits = self.model(normalised_for(self.file, laid_out))
         return logits, logits.softmax(dim=1)
 
 

@@ -83,6 +83,8 @@ def run(
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
+        for remark in () if resume else setting.remarks():
+            logger.warning("%s", remark)
         guard = stack.enter_context(guarded(setting))
         if folder is not None and not resume:
             stack.enter_context(locked(folder.path))
@@ -160,7 +162,7 @@ class Loop:
             state = saved.state
             self.engine.states.update(saved.client_states)
         self.tell_start(done)
-        self.warn([*self.remarks, *self.setting.remarks()])
+        self.warn(self.remarks)
         for number in range(done + 1, experiment.rounds + 1):
             if not self.affords(number):
                 self.warn([f"the privacy budget is spent after round {number - 1}"])

@@ -83,9 +83,8 @@ class ModelFile:
         model: Any = setting.architecture
         given, own = dataset.given, not hasattr(model, "describe")
         mean, std = setting.federation.constants
-        built_in = {} if own else model.describe()
         return cls(
-            model={"python": place_of(model)} if own else {**built_in, "weights": ""},
+            model={"python": place_of(model)} if own else model.but(weights=None).describe(),
             structure=structure_of(setting.base.module) if own else "",
             classifier=setting.base.classifier_name,
             head=experiment.head,
@@ -116,8 +115,12 @@ class ModelFile:
             version = plain.pop("format")
             if version != FORMAT:
                 raise FedtailError(f"'{where}' has format {version!r}; this version reads {FORMAT}")
-            fields = {k: v for k, v in plain.items() if k in cls.__dataclass_fields__}
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+            fields: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain.items()
+                if key in cls.__dataclass_fields__
+            }
+            return cls(**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise FedtailError(f"'{where}' is damaged: {error}") from None
 

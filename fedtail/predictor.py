@@ -74,7 +74,7 @@ class Predictor:
     def numbers(self, x: Array) -> np.ndarray:
         """Return the most probable class of each input as a position in `classes`."""
         rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
-        return cast(np.ndarray, torch.cat(rows).numpy())
+        return torch.cat(rows).numpy()
 
     def predict_proba(self, x: Array) -> np.ndarray:
         """Return the softmax of the network's output, one row an input and one column a class.

@@ -174,26 +174,17 @@ def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
     return ModelSpec.inside(experiment.data.model_for(dataset)) if model is None else model
 
 
-def with_clients(experiment: Experiment, dataset: Dataset) -> Experiment:
-    """Return the experiment with natural clients, if the data has them and no other are asked for.
-
-    The result says so: what is written into a run folder is what was run.
-    """
-    if dataset.client_train is None or "partition" in experiment.model_fields_set:
-        return experiment
-    return experiment.but(partition=Natural())
-
-
 def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     """Cut the tail and share the samples out to clients."""
-    experiment = with_clients(experiment, dataset)
-    natural = isinstance(experiment.partition, Natural)
+    asked = dataset.client_train is None or "partition" in experiment.model_fields_set
+    partition = experiment.partition if asked else Natural()
+    natural = isinstance(partition, Natural)
     clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
     return make_split(
         dataset.train.y.numpy(),
         dataset.num_classes,
         experiment.tail,
-        experiment.partition,
+        partition,
         clients,
         experiment.seed,
         owner=dataset.client_train,
@@ -247,7 +238,6 @@ def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
     dataset = experiment.data.load()
-    experiment = with_clients(experiment, dataset)
     split = share_out(experiment, dataset)
     check_cohort(experiment, len(split.parts))
     check_server_data(experiment, split)

@@ -46,7 +46,7 @@ def export_command(
     model = load(run, trust_plugins=trust_plugins)
     path = run / f"model{SUFFIXES[kind]}" if out is None else out
     predicted = export(model, path, kind)
-    inputs = "x".join(["samples", *map(str, model.file.given_shape)])
+    inputs = " x ".join(["samples", *map(str, model.file.given_shape)])
     print(f"{path}  takes {model.file.kind} of {inputs}, gives logits and probabilities")
     folder = RunFolder(run)
     try:

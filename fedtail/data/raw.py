@@ -72,9 +72,9 @@ RAW_KEYS = tuple(field.name for field in fields(Raw))
 
 def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Dataset:
     """Check the arrays and return them as a data set."""
+    given, raw = given_by(raw), numbered(raw, where)
     if raw.x_test is None or raw.y_test is None:
         raise FedtailError(f"{where}: x_test and y_test are missing")
-    given, raw = given_by(raw), numbered(raw, where)
     names = _names(raw.classes, f"{where}, classes")
     train = _samples(raw.x_train, raw.y_train, raw, where, "train")
     test = _samples(raw.x_test, raw.y_test, raw, where, "test")
@@ -85,7 +85,7 @@ def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Datas
         )
     client_train, client_test, client_names = _clients(raw, where)
     if names is None:
-        _tell_gaps(where, train.y, cast(Samples, test).y)
+        _tell_gaps(where, train.y, test.y)
     return Dataset(
         train=train,
         test=test,
@@ -108,10 +108,8 @@ def given_by(raw: Raw) -> Given:
 
 def transformed(raw: Raw, transform: Transform) -> Raw:
     """Return arrays whose inputs went through the user's function, in parts."""
-    parts = {"x_train": raw.x_train, "x_test": raw.x_test}
-    return replace(
-        raw, **{key: _through(transform, x, key) for key, x in parts.items() if x is not None}
-    )
+    test = None if raw.x_test is None else _through(transform, raw.x_test, "x_test")
+    return replace(raw, x_train=_through(transform, raw.x_train, "x_train"), x_test=test)
 
 
 def _through(transform: Transform, x: Array, where: str) -> Tensor:
@@ -188,9 +186,9 @@ def _tell_gaps(where: str, *labels: Tensor) -> None:
 
 def _tell_measurements(y: Array, where: str) -> None:
     """Warn of labels that look like measurements: floats with many values."""
-    real = y.is_floating_point() if isinstance(y, Tensor) else as_numpy(y, where).dtype.kind == "f"
-    values = len(np.unique(as_numpy(y, where))) if real else 0
-    if values > max(MANY_VALUES, len(y) // 20):
+    labels = as_numpy(y, where)
+    values = len(np.unique(labels)) if labels.dtype.kind == "f" else 0
+    if values > max(MANY_VALUES, labels.size // 20):
         log.warning(
             "%s: the labels are floats with %s different values: is this a regression? each value "
             "is taken for a class",

@@ -77,14 +77,19 @@ def fitted(
     device = next((t.device for t in chain(module.parameters(), module.buffers())), None)
     for x in (batch.to(device) for batch in batches):
         try:
-            whole = isinstance(module, SplitModel)
-            split = module if whole else SplitModel(module, last_executed(module, x))
+            split = _split(module, x)
             split.check(x, num_classes)
         except FedtailError as error:
             refused = refused or error
         else:
             return split, x
     raise refused or FedtailError("no batch to try the model on")
+
+
+def _split(module: nn.Module, x: Tensor) -> SplitModel:
+    if isinstance(module, SplitModel):
+        return module
+    return SplitModel(module, last_executed(module, x))
 
 
 def read_weights(path: str) -> dict[str, Tensor]:

@@ -24,8 +24,8 @@ class ModelSpec(Component):
 
     registry: ClassVar[Registry[Any]] = Registry("model")
 
-    weights: str = Field(
-        default="", description="file to start from: safetensors, or a state dict of torch"
+    weights: str | None = Field(
+        default=None, description="file to start from: safetensors, or a state dict of torch"
     )
 
     @abstractmethod

@@ -159,9 +159,11 @@ def described(path: Path, trust_plugins: bool) -> Experiment:
 
 def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
     split, dataset, seed = setting.split, setting.dataset, setting.experiment.seed
+    folder = RunFolder(run.path)
     if split.digest != (run.split or {}).get("digest"):
         raise FedtailError("its split cannot be rebuilt, so the data is not what it was trained on")
-    restore_inputs(setting, RunFolder(run.path))
+    folder.must_be_on(setting.digests())  # natural clients are the same with other labels
+    restore_inputs(setting, folder)
     model = load_model(run.path, setting)
     norms = classifier_norms(model)
     positions = choose_samples(dataset.test.y.numpy(), samples, seed)

@@ -223,7 +223,7 @@ def test_what_may_be_summed() -> None:
 
 
 def test_what_a_task_may_name() -> None:
-    assert FedAvg.actions() == {"train", "inform"}
+    assert FedAvg.actions() == {"train", "inform", "input_sums"}
 
 
 def test_hooks_see_every_step() -> None:

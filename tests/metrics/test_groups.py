@@ -85,4 +85,4 @@ def test_groups_are_found_by_name() -> None:
 @pytest.mark.parametrize("counts", [[3], [5, 5, 5], [14, 10, 11, 12]])
 def test_without_a_tail_there_are_no_groups(counts: list[int]) -> None:
     assert sizes(RankGroups(), counts) == (0, 0, 0)
-    assert sizes(RankGroups(), [*counts, min(counts) / 2]) != (0, 0, 0)
+    assert sizes(RankGroups(), [*counts, min(counts) // 2]) != (0, 0, 0)

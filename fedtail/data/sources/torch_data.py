@@ -37,7 +37,7 @@ class TorchData(OwnSource):
     def __init__(self, train: Any = None, test: Any = None, **fields: Any) -> None:
         if train is None:
             raise FedtailError("data source 'torch' is made in Python: TorchData(train, test)")
-        super().__init__(train=train, test=test, **fields)
+        super().__init__(**{"train": train, "test": test, **fields})
 
     def load(self) -> Dataset:
         """Read all samples."""
