@@ -19,15 +19,19 @@ from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.errors import FedtailError, suggestion
-from fedtail.losses import FunctionLoss
 from fedtail.methods import FedAvg, Method
 from fedtail.methods.base import why_not_a_sum
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 from fedtail.privacy.config import Privacy
 
-# What a description says in place of fields where it can only name what it was made from.
-MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
+# Where a description can only name what it was made from, and the key that says so.
+MADE_IN_PYTHON = {
+    "data": ("data", "shapes"),
+    "transform": ("data", "transform"),
+    "model": ("model", "python"),
+    "loss": ("method.loss", "function"),
+}
 
 ModelLike = ModelSpec | nn.Module | Callable[..., nn.Module]
 
@@ -211,15 +215,17 @@ def load_experiment(path: Path) -> dict[str, Any]:
 
 def made_in_python(plain: Mapping[str, Any]) -> list[str]:
     """Return the parts of a description that it can only name."""
-    found = [
-        section
-        for section, mark in MADE_IN_PYTHON.items()
-        if isinstance(plain.get(section), Mapping) and mark in plain[section]
+    return [
+        part
+        for part, (path, mark) in MADE_IN_PYTHON.items()
+        if isinstance(found := _at(plain, path), Mapping) and mark in found
     ]
-    method = plain.get("method")
-    loss = method.get("loss") if isinstance(method, Mapping) else None
-    named = isinstance(loss, Mapping) and loss.get("name") == FunctionLoss.name
-    return [*found, *(["loss"] if named else [])]
+
+
+def _at(plain: Any, path: str) -> Any:
+    for key in path.split("."):
+        plain = plain.get(key) if isinstance(plain, Mapping) else None
+    return plain
 
 
 def make_experiment(plain: Mapping[str, Any]) -> Experiment:

@@ -22,6 +22,7 @@ from fedtail.errors import FedtailError
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
+    from fedtail.config import Component
     from fedtail.models.split_model import SplitModel
     from fedtail.setting import Setting
 
@@ -88,7 +89,7 @@ class ModelFile:
             structure=structure_of(setting.base.module) if own else "",
             classifier=setting.base.classifier_name,
             head=experiment.head,
-            method=None if setting.model is setting.base else experiment.method.describe(),
+            method=None if setting.model is setting.base else _described(experiment.method),
             shape=dataset.input_shape,
             kind=_kind(setting),
             given_shape=given.shape or dataset.input_shape,
@@ -195,6 +196,14 @@ def found(place: str, where: str, argument: str, trust: bool) -> Callable[..., A
 def structure_of(module: nn.Module) -> str:
     """Return a digest of a network as it prints itself: layers and their settings."""
     return hashlib.sha256(repr(module).encode()).hexdigest()[:16]
+
+
+def _described(method: Component) -> dict[str, Any]:
+    """Return a method as plain data, without a loss of the user's own: it makes no network."""
+    plain = method.describe()
+    if "function" in plain.get("loss", {}):
+        del plain["loss"]
+    return plain
 
 
 def _kind(setting: Setting) -> Kind:

@@ -43,7 +43,7 @@ def halves(x: np.ndarray, y: np.ndarray, **fields: Any) -> Arrays:
 
 
 def npz(folder: Path) -> Npz:
-    test = {"x_test": TABLE[80:], "y_test": NAMES[80:]}
+    test: dict[str, Any] = {"x_test": TABLE[80:], "y_test": NAMES[80:]}
     np.savez(folder / "mine.npz", x_train=TABLE[:80], y_train=NAMES[:80], **test)
     return Npz(path=folder / "mine.npz")
 
@@ -69,13 +69,13 @@ def test_the_reported_accuracy_is_that_of_the_loaded_and_exported_model(
     name: str, tmp_path: Path
 ) -> None:
     make, model, x, y = CASES[name]
-    method = FedAvg(local={"lr": 0.1, "batch_size": 10})
+    method: FedAvg[Any] = FedAvg(local={"lr": 0.1, "batch_size": 10})
     chosen = Experiment(
         data=make(tmp_path), model=model, method=method, clients=4, rounds=3, device="cpu"
     )
     result = run(chosen, out=tmp_path / "run")
     reported = result.metrics["accuracy"]
-    given = {"network": Small(3)} if name == "own module" else {}
+    given: dict[str, Any] = {"network": Small(3)} if name == "own module" else {}
     loaded = load(tmp_path / "run", **given)
 
     assert reported > 0.35  # it has learned something that wrong inputs would undo
@@ -113,7 +113,8 @@ def _check_files(model: Any, x: np.ndarray, folder: Path) -> None:
 def test_a_cosine_head_is_put_back(tmp_path: Path) -> None:
     result = run(Experiment(rounds=1, head="cosine", device="cpu"), out=tmp_path / "run")
     test = Digits().load().test
-    assert load(tmp_path / "run").score(test.x[:, 0], test.y) == result.metrics["accuracy"]
+    x = test.x[torch.arange(len(test))][:, 0]
+    assert load(tmp_path / "run").score(x, test.y) == result.metrics["accuracy"]
 
 
 # Looking for the user's network

@@ -22,7 +22,7 @@ from fedtail.testing.hands import lost as lost_answer
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(60) % 3
-KINDS = {
+KINDS: dict[str, np.ndarray] = {
     "images": RNG.integers(0, 256, (60, 6, 5, 3)).astype(np.uint8),
     "vectors": (RNG.normal(size=(60, 4)) * [1, 10, 1e4, 1e-3] + [0, 5, 1e6, 3]).astype(np.float32),
     "whole numbers": RNG.integers(-5, 900, (60, 4)),

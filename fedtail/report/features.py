@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedtail.data.federation import Federation
 from fedtail.engines.runtime import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
-from fedtail.experiment import MADE_IN_PYTHON, Experiment, load_experiment, make_experiment
+from fedtail.experiment import Experiment, load_experiment, made_in_python, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble
@@ -145,12 +145,11 @@ def feature_view(
 def described(path: Path, trust_plugins: bool) -> Experiment:
     """Return the experiment that a folder describes, on any device that is here."""
     plain = load_experiment(RunFolder(path).experiment)
-    for section, mark in MADE_IN_PYTHON.items():
-        if mark in (plain.get(section) or {}):
-            raise FedtailError(
-                f"its {section} was made in Python; look at it there, with "
-                "fedtail.report.feature_view(run, experiment)"
-            )
+    for part in made_in_python(plain):
+        raise FedtailError(
+            f"its {part} was made in Python; look at it there, with "
+            "fedtail.report.feature_view(run, experiment)"
+        )
     plugins = stored_plugins(plain)
     must_be_trusted(plugins, path, trust_plugins)
     load_plugins(plugins)

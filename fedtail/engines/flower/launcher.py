@@ -25,7 +25,7 @@ from fedtail.engines.flower.processes import alive
 from fedtail.engines.flower.superlink import Federation
 from fedtail.engines.flower.watch import Watch
 from fedtail.errors import FedtailError, RunStopped, suggestion
-from fedtail.experiment import MADE_IN_PYTHON, Experiment
+from fedtail.experiment import Experiment, made_in_python
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
@@ -200,13 +200,11 @@ def check_described(experiment: Experiment) -> None:
             f"updates that are {experiment.protected} are not carried over Flower yet: leave out "
             "--engine"
         )
-    plain = experiment.describe()
-    for section, mark in MADE_IN_PYTHON.items():
-        if isinstance(plain.get(section), dict) and mark in plain[section]:
-            raise FedtailError(
-                f"the {section} of this experiment was made in Python, and other processes cannot "
-                f"make it from a description: name a registered one (a plug-in may register yours)"
-            )
+    for part in made_in_python(experiment.describe()):
+        raise FedtailError(
+            f"the {part} of this experiment was made in Python, and other processes cannot "
+            f"make it from a description: name a registered one (a plug-in may register yours)"
+        )
 
 
 def write_app(folder: Path, config: dict[str, Any]) -> Path:

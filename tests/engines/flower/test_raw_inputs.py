@@ -46,7 +46,7 @@ def served(x: np.ndarray, model: Any, out: Path, **fields: Any) -> Any:
 
     state = {"state-dir": str(out) + "-state"}
     grid = LocalGrid(client_app(model, local, device="cpu"), CLIENTS, **state)
-    config = {"out": str(out), "clients": CLIENTS, "rounds": 2}
+    config: dict[str, Any] = {"out": str(out), "clients": CLIENTS, "rounds": 2}
     return serve(
         grid,
         Context(1, 0, {}, RecordDict(), config),
