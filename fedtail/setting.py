@@ -83,8 +83,8 @@ class Setting:
             )
         if not has_tail(self.class_counts):
             said.append(
-                "the training data has no tail, all classes have about as many samples: there are "
-                "no many-, medium- and few-shot classes to tell apart"
+                "the training data has no tail, all classes have about as many samples: "
+                "many, medium and few are not scored"
             )
         return said
 
