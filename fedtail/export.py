@@ -6,6 +6,7 @@ The graph holds all that stands between: scale, layout, normalisation, network, 
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from fedtail.data.dataset import Samples
 from fedtail.data.raw import arranged
+from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.files import write_atomic
 from fedtail.model_file import ModelFile
@@ -26,8 +28,7 @@ from fedtail.plugins import first_line
 from fedtail.predictor import Predictor, normalised_for
 
 Format = Literal["torch", "onnx"]
-BATCH = 500
-SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+ENDINGS = {"torch": ".pt2", "onnx": ".onnx"}
 TYPES = {"bytes": torch.uint8, "tokens": torch.int64, "numbers": torch.float32}
 """What the graph takes, by what the model was trained on."""
 
@@ -73,13 +74,13 @@ def export(predictor: Predictor, path: Path, format: Format) -> Callable[[np.nda
     format
         "torch" is a program of ``torch.export`` (``.pt2``), "onnx" runs in ONNX Runtime.
     """
-    if format not in SUFFIXES:
-        raise FedtailError(f"format '{format}' is unknown (known: {', '.join(SUFFIXES)})")
+    if format not in ENDINGS:
+        raise FedtailError(f"format '{format}' is unknown (known: {', '.join(ENDINGS)})")
     run = _to_onnx(predictor, path) if format == "onnx" else _to_torch(predictor, path)
     wanted = TYPES[predictor.file.kind]
 
     def predicted(x: np.ndarray) -> np.ndarray:
-        batches = torch.split(torch.as_tensor(x).to(wanted), BATCH)
+        batches = torch.split(torch.as_tensor(x).to(wanted), TEST_BATCH)
         return np.concatenate([run(batch.numpy()).argmax(1) for batch in batches])
 
     return predicted
@@ -98,7 +99,7 @@ def agreement(
         The test set, as a data set holds it.
     """
     same = right = 0
-    for index in torch.split(torch.arange(len(samples)), BATCH):
+    for index in torch.split(torch.arange(len(samples)), TEST_BATCH):
         x = as_given(predictor.file, samples.x[index])
         found = predicted(x)
         same += int((found == predictor.numbers(x)).sum())
@@ -144,13 +145,10 @@ def _program(predictor: Predictor) -> Any:
 
 
 def _to_torch(predictor: Predictor, path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    draft = path.with_name(f".{path.name}.pt2")
-    torch.export.save(_program(predictor), draft)
-    try:
-        write_atomic(path, draft.read_bytes())
-    finally:
-        draft.unlink(missing_ok=True)
-    program = torch.export.load(path).module()
+    saved = io.BytesIO()
+    torch.export.save(_program(predictor), saved)
+    write_atomic(path, saved.getvalue())
+    program = torch.export.load(io.BytesIO(path.read_bytes())).module()
 
     def run(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():

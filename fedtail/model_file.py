@@ -126,7 +126,7 @@ class ModelFile:
             raise FedtailError(f"'{where}' is damaged: {error}") from None
 
 
-def rebuilt(
+def network_of(
     file: ModelFile, tensors: Mapping[str, Tensor], network: Any, trust: bool, where: str
 ) -> SplitModel:
     """Return the network with these tensors, ready to predict.

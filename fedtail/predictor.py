@@ -20,7 +20,7 @@ from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
-from fedtail.model_file import ModelFile, found, rebuilt
+from fedtail.model_file import ModelFile, found, network_of
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted
 from fedtail.setting import Setting, choose_device, runs_on_images
@@ -194,7 +194,9 @@ def load(
     load_plugins(file.plugins)
     if transform is None and file.transform:
         transform = found(file.transform, str(run.path), "transform", trust_plugins)
-    model = rebuilt(file, tensors, network, trust_plugins, str(run.path)).to(choose_device(device))
+    model = network_of(file, tensors, network, trust_plugins, str(run.path)).to(
+        choose_device(device)
+    )
     predictor = Predictor(file, model, transform)
     if predictor.images:
         cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it

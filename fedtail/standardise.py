@@ -24,7 +24,7 @@ from fedtail.protocol import INPUT_SUMS, Client, Exchange, Payload, Server, Sum,
 TOLD = "inputs"
 """The group of a task with the constants that its client normalises inputs with."""
 SUMS = "sums"
-CHUNK = 4096
+AT_ONCE = 4096
 """Samples that are added up at a time."""
 CONSTANT = 1e-8
 """A deviation below this part of the mean is rounding: such values are only shifted."""
@@ -75,8 +75,8 @@ def added_up(data: ClientData, frame: Tensors) -> dict[str, Tensor]:
     """Return samples, sum and sum of squares of a client's values in this frame."""
     shift, scale = frame["shift"], frame["scale"]
     total, square = torch.zeros_like(shift), torch.zeros_like(shift)
-    for start in range(0, len(data), CHUNK):
-        values = data.values(start, start + CHUNK)
+    for start in range(0, len(data), AT_ONCE):
+        values = data.values(start, start + AT_ONCE)
         # Channels last, and everything else before: one column a channel.
         columns = values.movedim(1, -1) if len(shift) > 1 else values
         columns = (columns.reshape(-1, len(shift)) - shift) / scale

@@ -269,6 +269,16 @@ def test_export_says_when_there_is_nothing_to_check_with(tmp_path: Path) -> None
     assert (tmp_path / "run" / "model.pt2").is_file()
 
 
+def test_export_notices_another_test_set(tmp_path: Path) -> None:
+    run(Experiment(data=npz(tmp_path), rounds=1, device="cpu"), out=tmp_path / "run")
+    test: dict[str, Any] = {"x_test": TABLE[80:], "y_test": np.roll(NAMES[80:], 1)}
+    np.savez(tmp_path / "mine.npz", x_train=TABLE[:80], y_train=NAMES[:80], **test)
+    done = fedtail("export", str(tmp_path / "run"))
+    assert done.code == 1
+    assert "40 of 40 predictions are those of the model" in done.out
+    assert "is not as good as was reported: is the test set the same?" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from fedtail.cli.options import TrustPlugins
-from fedtail.cli.run import reopen
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.export import SUFFIXES, Format, agreement, export
 from fedtail.folder import RunFolder
-from fedtail.predictor import load
 
 EXAMPLES = """Examples:
 
@@ -40,11 +36,15 @@ def export_command(
     The file is then run on the run's test set, if that can be loaded here, and has to predict what
     the model predicts, for every sample.
     """
-    if format not in SUFFIXES:
-        raise FedtailError(f"--format {format} is unknown (known: {', '.join(SUFFIXES)})")
+    from fedtail.cli.run import reopen
+    from fedtail.export import ENDINGS, Format, agreement, export
+    from fedtail.predictor import load
+
+    if format not in ENDINGS:
+        raise FedtailError(f"--format {format} is unknown (known: {', '.join(ENDINGS)})")
     kind: Format = "onnx" if format == "onnx" else "torch"
     model = load(run, trust_plugins=trust_plugins)
-    path = run / f"model{SUFFIXES[kind]}" if out is None else out
+    path = run / f"model{ENDINGS[kind]}" if out is None else out
     predicted = export(model, path, kind)
     inputs = " x ".join(["samples", *map(str, model.file.given_shape)])
     print(f"{path}  takes {model.file.kind} of {inputs}, gives logits and probabilities")
@@ -59,11 +59,13 @@ def export_command(
     print(f"accuracy {right / len(test):.4f}, and the run reported {reported(folder):.4f}")
     if same != len(test):
         raise RunStopped(f"'{path}' predicts {len(test) - same} samples otherwise than the model")
+    if round(reported(folder) * len(test)) != right:
+        raise RunStopped(f"'{path}' is not as good as was reported: is the test set the same?")
 
 
 def reported(folder: RunFolder) -> float:
     """Return the accuracy of the shipped model, as the run's table of confusions has it."""
     if not folder.confusion.is_file():  # there were too many classes
         return float(folder.records()[-1]["accuracy"])
-    confusion = np.array(json.loads(folder.confusion.read_bytes())["confusion"])
-    return float(confusion.trace() / confusion.sum())
+    confusion = json.loads(folder.confusion.read_bytes())["confusion"]
+    return float(sum(row[c] for c, row in enumerate(confusion)) / sum(map(sum, confusion)))

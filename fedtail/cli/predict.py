@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from fedtail.cli.options import TrustPlugins
-from fedtail.data.formats.npz import read_arrays
 from fedtail.errors import FedtailError, shown
 from fedtail.files import write_atomic
-from fedtail.predictor import load
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EXAMPLES = """Examples:
 
@@ -46,9 +46,13 @@ def predict(
 ) -> None:
     """Predict the classes of new inputs with the model of a run.
 
-    Inputs are raw, as they were given for training. The table has a line for each: its number, the
-    name of the most probable class, and the softmax of it, which is not calibrated.
+    FILE is an npz with inputs x (or x_test), raw, as they were given for training; labels y (or
+    y_test), if it has any, are compared. The table has a line for each input: its number, the name
+    of the most probable class, and the softmax of it, which is not calibrated.
     """
+    from fedtail.data.formats.npz import read_arrays
+    from fedtail.predictor import load
+
     model = load(run, device=device, trust_plugins=trust_plugins)
     arrays = read_arrays(file, (*INPUTS, *LABELS))
     key = next((key for key in INPUTS if key in arrays), None)
@@ -56,14 +60,16 @@ def predict(
         raise FedtailError(f"{file}: neither of {', '.join(INPUTS)} is there")
     scores = model.predict_proba(arrays[key])
     labels = model.predict(arrays[key])
-    write_atomic(out, as_csv(model.classes, labels, scores, probabilities, model.file.named))
+    write_atomic(
+        out, predictions_csv(model.classes, labels, scores, probabilities, model.file.named)
+    )
     print(f"{out}  {len(labels)} predictions")
     truth = next((arrays[name] for name in LABELS if name in arrays), None)
     if truth is not None:
         print(f"accuracy {model.score(arrays[key], truth):.4f} on the labels of {shown(str(file))}")
 
 
-def as_csv(
+def predictions_csv(
     classes: tuple[str, ...], labels: np.ndarray, scores: np.ndarray, each: bool, named: bool
 ) -> str:
     """Return the table as text."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.errors import FedtailError
 
-LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
+LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
 
 
 def size_of(dataset: Any) -> int:
@@ -48,12 +48,12 @@ def stacked(dataset: Any) -> tuple[Tensor, Any]:
 
 def _pair(item: Any) -> tuple[Tensor, Any]:
     if isinstance(item, Mapping):
-        label = next((name for name in LABELS if name in item), None)
+        label = next((name for name in LABEL_KEYS if name in item), None)
         inputs = [value for value in item.values() if isinstance(value, Tensor) and value.ndim]
         if label is None or len(inputs) != 1:
             raise FedtailError(
                 "has data of an unknown form: a sample is a pair of input and label, or a "
-                f"dictionary with one tensor and one of {', '.join(LABELS)}"
+                f"dictionary with one tensor and one of {', '.join(LABEL_KEYS)}"
             )
         return inputs[0], _label(item[label])
     x, y = item
