@@ -80,13 +80,17 @@ class ModelFile:
     @classmethod
     def of(cls, setting: Setting) -> ModelFile:
         """Return it for the model of a run."""
+        from fedtail.models import ModelSpec
+
         experiment, dataset = setting.experiment, setting.dataset
-        model: Any = setting.architecture
-        given, own = dataset.given, not hasattr(model, "describe")
+        given, model = dataset.given, setting.architecture
         mean, std = setting.federation.constants
+        described, structure = {"python": place_of(model)}, structure_of(setting.base.module)
+        if isinstance(model, ModelSpec):
+            described, structure = model.but(weights=None).describe(), ""
         return cls(
-            model={"python": place_of(model)} if own else model.but(weights=None).describe(),
-            structure=structure_of(setting.base.module) if own else "",
+            model=described,
+            structure=structure,
             classifier=setting.base.classifier_name,
             head=experiment.head,
             method=None if setting.model is setting.base else _described(experiment.method),
@@ -152,14 +156,20 @@ def network_of(
     if model is None:
         model = file.model if python is None else found(python, where, "network", trust)
     with contained(0):  # first weights are drawn, and then replaced
-        module = made(model, file.shape, len(file.classes))
-        if python is not None and network is None and structure_of(module) != file.structure:
+        try:
+            module = made(model, file.shape, len(file.classes))
+            base = module if isinstance(module, SplitModel) else SplitModel(module, file.classifier)
+            base = with_cosine_heads(base) if file.head == "cosine" else base
+            changed = python is not None and structure_of(base.module) != file.structure
+        except Exception:  # what a name stands for now may be anything
+            if python is None or network is not None:
+                raise
+            changed = True
+        if changed and network is None:
             raise FedtailError(
                 f"the network that '{python}' makes now is not the one that was trained: "
                 f"give the network itself, fedtail.load('{where}', network=...)"
             )
-        base = module if isinstance(module, SplitModel) else SplitModel(module, file.classifier)
-        base = with_cosine_heads(base) if file.head == "cosine" else base
         built = base
         if file.method is not None:
             method: Method[Any] = Method.model_validate(file.method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -38,6 +39,11 @@ class Small(nn.Module):
         return logits
 
 
+def seeded() -> Small:
+    torch.manual_seed(0)
+    return Small(3)
+
+
 def halves(x: np.ndarray, y: np.ndarray, **fields: Any) -> Arrays:
     return Arrays(x[:80], y[:80], x[80:], y[80:], **fields)
 
@@ -60,7 +66,7 @@ CASES: dict[str, tuple[Any, Any, np.ndarray, np.ndarray]] = {
     "scaled": (grey, "mlp", PICTURES[80:, ..., 0].astype(np.int16), Y[80:]),
     "tabular": (lambda _: halves(TABLE, NAMES), "mlp", TABLE[80:], NAMES[80:]),
     "own class": (lambda _: halves(TABLE, Y), Small, TABLE[80:], Y[80:]),
-    "own module": (lambda _: halves(TABLE, Y), Small(3), TABLE[80:], Y[80:]),
+    "own module": (lambda _: halves(TABLE, Y), seeded(), TABLE[80:], Y[80:]),
 }
 
 
@@ -117,6 +123,14 @@ def test_a_cosine_head_is_put_back(tmp_path: Path) -> None:
     assert load(tmp_path / "run").score(x, test.y) == result.metrics["accuracy"]
 
 
+def test_a_cosine_head_of_a_network_of_ones_own(tmp_path: Path) -> None:
+    chosen = Experiment(data=halves(TABLE, Y), model=Small, head="cosine", rounds=1, device="cpu")
+    result = run(chosen, out=tmp_path / "run")
+    for given in ({}, {"network": Small}):
+        model = load(tmp_path / "run", **given)  # type: ignore[arg-type]
+        assert model.score(TABLE[80:], Y[80:]) == result.metrics["accuracy"]
+
+
 # Looking for the user's network
 
 
@@ -139,6 +153,9 @@ def test_a_network_that_changed_is_not_taken_for_the_trained_one(tmp_path: Path)
     # The class makes a network with the same tensors, but another dropout.
     with pytest.raises(FedtailError, match="is not the one that was trained: give the network"):
         load(tmp_path / "run")
+    trained(tmp_path / "partial", functools.partial(Small, 3))
+    with pytest.raises(FedtailError, match="is not the one that was trained: give the network"):
+        load(tmp_path / "partial")
     with pytest.raises(FedtailError, match=r"does not fit what .*'last\.weight' has the shape"):
         load(tmp_path / "run", network=Small(7))
 
