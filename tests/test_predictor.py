@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 120)
 TABLE = RNG.normal(size=(120, 4)) * [1, 50, 1e4, 0.1] + [0, 9, 1e5, 3]
 TABLE[:, :2] += Y[:, None] * [2, 100]
-PICTURES = (RNG.integers(0, 200, (120, 9, 8, 3)) + 20 * Y[:, None, None, None]).astype(np.uint8)
+PICTURES = (RNG.integers(0, 60, (120, 9, 8, 3)) + 90 * Y[:, None, None, None]).astype(np.uint8)
 NAMES = np.array(["ash", "birch", "cedar"])[Y]
 
 
@@ -84,7 +84,7 @@ def test_the_reported_accuracy_is_that_of_the_loaded_and_exported_model(
     given: dict[str, Any] = {"network": Small(3)} if name == "own module" else {}
     loaded = load(tmp_path / "run", **given)
 
-    assert reported > 0.35  # it has learned something that wrong inputs would undo
+    assert reported > 0.45  # it has learned something that wrong inputs would undo
     assert result.model.score(x, y) == loaded.score(x, y) == reported
     assert np.array_equal(result.model.predict(x), loaded.predict(x))
     proba = loaded.predict_proba(x)
