@@ -124,8 +124,9 @@ class Config(BaseModel):
         return {key: _plain(value) for key, value in self._values().items() if value is not None}
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, checked again."""
-        return type(self)(**{**self._values(), **changes})
+        """Return a copy with some fields changed, checked again; what was not given stays so."""
+        given = {field: getattr(self, field) for field in self.model_fields_set}
+        return type(self)(**{**given, **changes})
 
     def _values(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}
@@ -154,14 +155,18 @@ class Component(Config):
         return enter
 
     @classmethod
+    def adopted(cls, value: Any) -> Any:
+        """Return the component that something stands for which is none; by default itself."""
+        return value
+
+    @classmethod
     def check_class(cls) -> None:
         """Refuse a class that cannot be what its family promises, before it is registered."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(value, str):
-            value = {"name": value}
+        value = {"name": value} if isinstance(value, str) else cls.adopted(value)
         if isinstance(value, Mapping) and "name" in value:
             fields = dict(value)
             found = cls.registry[str(fields.pop("name"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,14 +19,19 @@ from fedtail.data.held_out import Validation
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, suggestion
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 from fedtail.privacy.config import Privacy
 
-# What a description says in place of fields where it can only name what it was made from.
-MADE_IN_PYTHON = {"data": "shapes", "model": "python"}
+# Where a description can only name what it was made from, and the key that says so.
+MADE_IN_PYTHON = {
+    "data": ("data", "shapes"),
+    "transform": ("data", "transform"),
+    "model": ("model", "python"),
+    "loss": ("method.loss", "function"),
+}
 
 
 class Experiment(Config):
@@ -42,7 +48,11 @@ class Experiment(Config):
         "own", description="the network's classifier: its own, or a cosine head in its place"
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
-    partition: Partition = Field(Dirichlet(), description="how samples are shared out to clients")
+    partition: Partition = Field(
+        Dirichlet(),
+        description="how samples are shared out to clients; data with natural clients has those "
+        "unless another is given",
+    )
     augment: Augment = Field(Augment(), description="random changes of training images")
     groups: ShotGroups = Field(
         RankGroups(), description="which classes are many-, medium-, few-shot"
@@ -55,7 +65,7 @@ class Experiment(Config):
     seed: int = Field(0, ge=0, description="everything random derives from it")
     workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where models train")
+    device: str = Field("auto", description="where models train: auto, cpu, cuda, cuda:1, ... mps")
     min_clients: int = Field(
         0, ge=0, description="stop at a round with fewer valid updates; 0: at the third without any"
     )
@@ -151,6 +161,15 @@ class Experiment(Config):
             )
         return self
 
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            near = suggestion(value, ("auto", "cpu", "cuda", "mps"))
+            allowed = "give auto, cpu, cuda, cuda:1, ... or mps"
+            raise FedtailError(f"'{value}' is no device{near} ({allowed})")
+        return value
+
     @model_validator(mode="after")
     def _cohort(self) -> Self:
         known = self.clients or self.per_round
@@ -223,6 +242,8 @@ class Experiment(Config):
         plain = super().describe()
         if model is not None and not isinstance(model, ModelSpec):
             plain["model"] = {"python": getattr(model, "__name__", type(model).__name__)}
+        if "partition" not in self.model_fields_set:
+            del plain["partition"]  # the data may have clients of its own, and that decides
         return plain
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -244,14 +265,28 @@ def load_experiment(path: Path) -> dict[str, Any]:
         raise FedtailError(f"'{path}' is not valid TOML: {error}") from None
 
 
+def made_in_python(plain: Mapping[str, Any]) -> list[str]:
+    """Return the parts of a description that it can only name."""
+    return [
+        part
+        for part, (path, mark) in MADE_IN_PYTHON.items()
+        if isinstance(found := _at(plain, path), Mapping) and mark in found
+    ]
+
+
+def _at(plain: Any, path: str) -> Any:
+    for key in path.split("."):
+        plain = plain.get(key) if isinstance(plain, Mapping) else None
+    return plain
+
+
 def make_experiment(plain: Mapping[str, Any]) -> Experiment:
     """Return the experiment that plain data describes, or one sentence about what is wrong."""
-    for section, mark in MADE_IN_PYTHON.items():
-        if isinstance(plain.get(section), Mapping) and mark in plain[section]:
-            raise FedtailError(
-                f"this run's {section} was made in Python; resume it there, with "
-                "fedtail.run(experiment, out=..., resume=True)"
-            )
+    for part in made_in_python(plain):
+        raise FedtailError(
+            f"this run's {part} was made in Python; resume it there, with "
+            "fedtail.run(experiment, out=..., resume=True)"
+        )
     return Experiment.model_validate(plain)
 
 

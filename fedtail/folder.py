@@ -64,8 +64,13 @@ class RunFolder:
 
     @property
     def model_digest(self) -> Path:
-        """SHA-256 of the model's file, as ``sha256sum --check`` reads it."""
+        """SHA-256 of the model and its description, as ``sha256sum --check`` reads them."""
         return self.path / "model.safetensors.sha256"
+
+    @property
+    def description(self) -> Path:
+        """What the model's tensors need to predict (`fedtail.model_file`)."""
+        return self.path / "model.json"
 
     @property
     def digests(self) -> Path:
@@ -196,8 +201,29 @@ class RunFolder:
         if self.finished:  # a model of an earlier end never stands beside another's digest
             remove(self.model)
             sync_folder(self.path)
-        write_atomic(self.model_digest, f"{_sha256(data)}  {self.model.name}\n")
+        lines = [f"{_sha256(data)}  {self.model.name}\n"]
+        if self.description.is_file():
+            described = _sha256(self.description.read_bytes())
+            lines.append(f"{described}  {self.description.name}\n")
+        write_atomic(self.model_digest, "".join(lines))
         write_atomic(self.model, data)
+
+    def described(self) -> bytes:
+        """Return the model's description; one that is not what was written is refused."""
+        try:
+            data = self.description.read_bytes()
+        except OSError:
+            raise FedtailError(
+                f"'{self.path}' has no '{self.description.name}': it cannot say what its model "
+                "takes; runs of this version write it"
+            ) from None
+        digests = self.model_digest.read_text().split() if self.model_digest.is_file() else []
+        if self.description.name in digests and _sha256(data) not in digests:
+            raise FedtailError(
+                f"'{self.description}' is damaged: its SHA-256 is not that of "
+                f"'{self.model_digest.name}'"
+            )
+        return data
 
     def shipped(self) -> dict[str, Tensor]:
         """Return the model of a finished run; one that is not what was written is refused."""

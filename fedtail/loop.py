@@ -32,12 +32,14 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
+from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
 from fedtail.protocol import ClientId, Scalar, Server
 from fedtail.result import Result
 from fedtail.scoring import Scoring, Trial, never_validated
 from fedtail.setting import Setting, prepare
+from fedtail.settled import settle_inputs
 
 logger = logging.getLogger("fedtail")
 
@@ -79,6 +81,8 @@ def run(
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
         setting = prepare(experiment)
+        for remark in () if resume else setting.remarks():
+            logger.warning("%s", remark)
         protected = stack.enter_context(protection(setting))
         if folder is not None and not resume:
             stack.enter_context(locked(folder.path))
@@ -139,6 +143,9 @@ class Loop:
         told: Mapping[str, Scalar] = {}
         if saved is None:
             self.begin()
+        settle_inputs(self.setting, self.engine, self.folder, carried, anew=saved is None)
+        if saved is None:
+            server = self.setting.server(0)
             state = drive(method.setup(state, server), state, self.engine, server, carried)
             if carried.kept:
                 said = first_reason(carried.dropped)
@@ -337,17 +344,19 @@ class Loop:
         # A run that was killed after its last round has not tested in this process.
         last = None if self.tested is None else self.tested.model
         kept = self.choice.kept
-        tensors = kept or last or self.scoring.shippable(state, server, Ledger())
+        shipped = kept or last or self.scoring.shippable(state, server, Ledger())
+        network = self.setting.runtime().load_tested(shipped)
+        tensors = network.whole(shipped)
         if self.folder is not None:
             tested = self.tested if kept is None else None
-            evaluation = self.engine.evaluate(tensors) if tested is None else tested.evaluation
+            evaluation = self.engine.evaluate(shipped) if tested is None else tested.evaluation
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
             callback.on_end(shipped_record(history), tensors)
-        network = self.setting.runtime().load_tested(tensors)
         path = None if self.folder is None else self.folder.path
-        return Result(history, tensors, network.module, state, path)
+        model = predictor_of(self.setting, network)
+        return Result(history, tensors, network.module, model, state, path)
 
 
 def pay(after: Ledger, ledger: Ledger | None, validation: dict[str, Any] | None) -> None:

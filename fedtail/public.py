@@ -18,7 +18,7 @@ from fedtail.data.partitions import (
     Shards,
     TauSampling,
 )
-from fedtail.data.sources import Arrays, Digits, Npz
+from fedtail.data.sources import Arrays, Digits, Npz, TorchData
 from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
@@ -28,6 +28,7 @@ from fedtail.losses import (
     BalancedSoftmax,
     CrossEntropy,
     Focal,
+    FunctionLoss,
     LADELoss,
     LDAMLoss,
     LocalLoss,
@@ -40,6 +41,7 @@ from fedtail.losses import (
 )
 from fedtail.methods import *  # noqa: F403 - all methods; `make lists` writes which
 from fedtail.models import ModelSpec, Output, SplitModel, experts
+from fedtail.predictor import Predictor, load
 from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.reduce import Reduced
@@ -84,6 +86,7 @@ __all__ = [
     "First",
     "Focal",
     "Form",
+    "FunctionLoss",
     "GlobalPrior",
     "LADELoss",
     "LDAMLoss",
@@ -104,6 +107,7 @@ __all__ = [
     "Partition",
     "Pathological",
     "Payload",
+    "Predictor",
     "Privacy",
     "PrivateProxyPrior",
     "Progress",
@@ -129,11 +133,13 @@ __all__ = [
     "Tail",
     "Task",
     "TauSampling",
+    "TorchData",
     "Total",
     "Update",
     "Validation",
     "WeightedCrossEntropy",
     "experts",
+    "load",
     "make_split",
     "run",
 ]

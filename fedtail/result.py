@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedtail.callbacks.progress import SHOWN
 from fedtail.metrics.curves import shipped_record
+from fedtail.predictor import Predictor
 from fedtail.state import digest
 
 
@@ -24,7 +25,9 @@ class Result:
     tensors
         The model that is tested and shipped, by the names of the user's own module.
     network
-        That model, loaded.
+        That model, loaded: the plain network, which takes normalised inputs.
+    model
+        The same with all that belongs to it: it predicts from inputs as they were given.
     state
         The server's state after the last round.
     folder
@@ -34,6 +37,7 @@ class Result:
     history: list[dict[str, Any]]
     tensors: dict[str, Tensor]
     network: nn.Module
+    model: Predictor
     state: Any
     folder: Path | None
 

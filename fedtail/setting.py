@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
@@ -19,7 +20,8 @@ from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
-from fedtail.models import build, with_cosine_heads
+from fedtail.metrics.groups import has_tail
+from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
@@ -46,6 +48,11 @@ class Setting:
     def method(self) -> Method[Any]:
         """The method."""
         return self.experiment.method
+
+    @property
+    def architecture(self) -> ModelLike:
+        """The description of a built-in network, or the user's own."""
+        return architecture(self.experiment, self.dataset)
 
     @property
     def cohort(self) -> int:
@@ -78,6 +85,26 @@ class Setting:
         if validation.by == "sample":
             return range(trained)
         return range(trained, trained + len(self.split.held_out) - len(self.split))
+
+    def remarks(self) -> list[str]:
+        """Return what is odd about the classes, a sentence each."""
+        held = np.array(self.class_counts)
+        if not held.any():  # nobody said what the clients hold
+            return []
+        tested = torch.bincount(self.dataset.test.y, minlength=len(held)).numpy()
+        missing = [self.dataset.classes[c] for c in np.flatnonzero((held == 0) & (tested > 0))]
+        said = []
+        if missing:
+            named = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
+            said.append(
+                f"no client holds a sample of class {named}, which is tested: it cannot be learned"
+            )
+        if not has_tail(self.class_counts):
+            said.append(
+                "the training data has no tail, all classes have about as many samples: "
+                "many, medium and few are not scored"
+            )
+        return said
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
@@ -124,15 +151,18 @@ def _seen(x: Features) -> Tensor:
 
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; "auto" takes a GPU if there is one."""
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+        **({"cuda": True} if cards else {}),
+        **({"mps": True} if torch.backends.mps.is_available() else {}),
         "cpu": True,
+        **{f"cuda:{number}": True for number in range(cards)},
     }
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
-    if not available[name]:
-        raise FedtailError(f"device '{name}' is not available here (available: cpu, auto)")
+        return torch.device(next(iter(available)))
+    if name not in available:
+        here = ", ".join([*available, "auto"])
+        raise FedtailError(f"device '{name}' is not available here (available: {here})")
     return torch.device(name)
 
 
@@ -156,15 +186,23 @@ def _corrupts_memory(layer: nn.Conv2d) -> bool:
     return few and layer.kernel_size == (1, 1) and max(layer.stride) > 1
 
 
+def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
+    """Return the network that was asked for, or the one that suits the data."""
+    model = experiment.model
+    return ModelSpec.inside(experiment.data.model_for(dataset)) if model is None else model
+
+
 def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     """Cut the tail and share the samples out to clients."""
-    natural = isinstance(experiment.partition, Natural)
+    asked = dataset.client_train is None or "partition" in experiment.model_fields_set
+    partition = experiment.partition if asked else Natural()
+    natural = isinstance(partition, Natural)
     clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
     return make_split(
         dataset.train.y.numpy(),
         dataset.num_classes,
         experiment.tail,
-        experiment.partition,
+        partition,
         clients,
         experiment.seed,
         owner=dataset.client_train,
@@ -192,6 +230,28 @@ def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [np.sort(np.concatenate(split.parts))], [*own, *held[trained:]]
 
 
+def trial_batches(dataset: Dataset) -> list[Tensor]:
+    """Return two test inputs as a network may take them: as numbers, and if they can be, whole.
+
+    The constants of the clients are not known yet; those of the two inputs do for a trial.
+    """
+    x = dataset.test.x[torch.arange(min(2, len(dataset.test)))]
+    numbers = as_float(x)
+    if dataset.mean:
+        shape = [1, -1] + [1] * (numbers.ndim - 2)
+        mean, std = (torch.tensor(c).reshape(shape) for c in (dataset.mean, dataset.std))
+        numbers = (numbers - mean) / std
+    elif dataset.normalisation != "none":
+        numbers = (numbers - numbers.mean()) / numbers.std(correction=0).clamp_min(1e-6)
+    return [numbers] if x.is_floating_point() else [numbers, x.long()]
+
+
+def takes_whole(model: SplitModel, x: Tensor, num_classes: int) -> bool:
+    """Whether a network takes inputs as whole numbers only; one that takes none is refused."""
+    batches = [as_float(x)] if x.is_floating_point() else [as_float(x), x.long()]
+    return not fitted(model, batches, num_classes)[1].is_floating_point()
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
@@ -199,11 +259,13 @@ def prepare(experiment: Experiment) -> Setting:
     split = share_out(experiment, dataset)
     experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)
-    spec = experiment.model or experiment.data.model_for(dataset)
+    batches = trial_batches(dataset)
     with contained(derive(experiment.seed, "model")):
-        base = build(spec, dataset.input_shape, dataset.num_classes)
+        network = made(architecture(experiment, dataset), dataset.input_shape, dataset.num_classes)
+        base, taken = fitted(network, batches, dataset.num_classes)
         if experiment.head == "cosine":
             base = with_cosine_heads(base)
+            base.check(taken, dataset.num_classes)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
     for network in (base, model):
@@ -211,8 +273,12 @@ def prepare(experiment: Experiment) -> Setting:
         if images:
             cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
-    federation = Federation(
-        dataset, parts, experiment.augment, device, channels_last=images, held_out=held
-    )
-    base.check(federation.test_batch(0, 2)[0], dataset.num_classes)
+    tokens = not taken.is_floating_point()
+    federation = Federation(dataset, parts, experiment.augment, device, images, held, tokens)
+    if federation.asks != "none" and experiment.privacy.on:
+        raise FedtailError(
+            f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
+            " differential privacy does not cover: give data.mean and data.std, or"
+            " data.normalisation=none"
+        )
     return Setting(experiment, dataset, split, federation, base, model, device)

@@ -44,7 +44,7 @@ def refused(*words: str) -> str:
         (["method.locl.lr=1"], "method: unknown key 'locl'; did you mean 'local'?"),
         (["method.local.lrr=1"], "method.local: unknown key 'lrr'; did you mean 'lr'?"),
         (["--model", "resnet8", "model.widht=4"], "model: unknown key 'widht'; did you mean"),
-        (["--device", "cud"], "'device' = 'cud' is refused: input should be 'auto', 'cpu', "),
+        (["--device", "cud"], "device: 'cud' is no device; did you mean 'cuda'? (give auto, cpu, "),
         (['track=["tensorbord"]'], "; did you mean 'tensorboard'?"),
         (["--rond", "3"], "no such option '--rond'; did you mean '--rounds'?"),
     ],
@@ -110,7 +110,7 @@ def test_a_wrong_value_is_refused_by_name(
     [
         ({"y_train": np.arange(40) % 4 - 1}, "labels must not be negative, found -1"),
         ({"y_train": np.arange(40) / 3}, "labels must be whole numbers, got float64"),
-        ({"y_train": np.array(["a"] * 40)}, "labels must be whole numbers"),
+        ({"y_train": np.array(["a"] * 40)}, "y_test holds numbers, but other labels are names"),
         ({"classes": np.array(["a", "b"])}, "label 3 is beyond the 2 classes (allowed: 0 to 1)"),
         ({"x_train": np.full((40, 5), np.nan)}, "inputs hold NaN or infinite values"),
         ({"y_train": np.arange(37) % 4}, "40 inputs but 37 labels"),

@@ -43,7 +43,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 # Made in Python only: a description holds shapes, and says so.
-PYTHON_ONLY = {("data source", "arrays")}
+PYTHON_ONLY = {("data source", "arrays"), ("data source", "torch")}
 
 EVERY = [
     pytest.param(root, name, id=f"{root.registry.kind}-{name}")

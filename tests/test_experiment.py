@@ -78,7 +78,7 @@ def test_what_a_run_is_called() -> None:
         ({"rond": 1}, "unknown key 'rond'; did you mean 'rounds'?"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ({"method": {"loss": "crossentropy"}}, "did you mean 'cross_entropy'?"),
-        ({"device": "gpu"}, "'device' = 'gpu' is refused"),
+        ({"device": "gpu"}, "device: 'gpu' is no device"),
         ({"seed": -1}, "'seed' = -1 is refused"),
         ({"clients": 3, "per_round": 4}, "per_round = 4 is more than the 3 clients"),
         ({"per_round": 4, "min_clients": 5}, "min_clients = 5 is more than"),

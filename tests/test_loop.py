@@ -334,6 +334,7 @@ def test_a_folder_holds_the_whole_run(tmp_path: Path) -> None:
         "env.json",
         "experiment.toml",
         "metrics.jsonl",
+        "model.json",
         "model.safetensors",
         "model.safetensors.sha256",
         "report.html",

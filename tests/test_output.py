@@ -14,7 +14,7 @@ from command_line import write_npz
 from fedtail.output import SafeStream, safe_stream
 
 slow = pytest.mark.slow
-RUN = "-m fedtail run --data mine.npz --clients 3 --rounds 3 --model mlp --out run"
+RUN = "-m fedtail run --data mine.npz --clients 3 --rounds 3 --imbalance 2 --model mlp --out run"
 
 
 def closed_pipe() -> io.TextIOWrapper:

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from fedtail import Callback, FedAvg, ModelState, Payload, RunStopped, run
+from fedtail import Arrays, Callback, FedAvg, ModelState, Payload, RunStopped, run
 from fedtail.engines.executor import Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, like
@@ -178,7 +178,7 @@ def test_only_a_few_models_are_in_memory() -> None:
     owner = tiny.arrays()
     samples = len(owner["y_train"])
     owner["client_train"] = torch.arange(samples).numpy() % 20
-    chosen = tiny.experiment(Constant(), rounds=1).but(data=type(tiny.source())(**owner))
+    chosen = tiny.experiment(Constant(), rounds=1).but(data=Arrays(**owner, normalisation="none"))
     result = tiny.run_with(chosen, lambda runtime: Counting(runtime))
     assert result.metrics["personal"]["models"] == 20
     assert sizes == [4, MODELS_AT_ONCE, MODELS_AT_ONCE, 20 - 2 * MODELS_AT_ONCE]

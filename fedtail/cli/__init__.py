@@ -13,7 +13,9 @@ import typer
 from fedtail.cli import audit as _audit
 from fedtail.cli import check as _check
 from fedtail.cli import compare as _compare
+from fedtail.cli import export as _export
 from fedtail.cli import keys as _keys
+from fedtail.cli import predict as _predict
 from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
@@ -34,6 +36,8 @@ app = typer.Typer(
 app.command("run", epilog=_run.EXAMPLES)(_run.run_command)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
 app.command(epilog=_split.EXAMPLES)(_split.split)
+app.command(epilog=_predict.EXAMPLES)(_predict.predict)
+app.command(name="export", epilog=_export.EXAMPLES)(_export.export_command)
 app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)

@@ -83,7 +83,9 @@ FLAGS = {
     "seed": Flag("seed", int, "N", EXPERIMENT),
     "workers": Flag("workers", int, "N", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
-    "device": Flag("device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda or mps"),
+    "device": Flag(
+        "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"
+    ),
     "encrypt": Flag(
         "encrypt",
         bool,

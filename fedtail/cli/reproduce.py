@@ -97,14 +97,14 @@ def reproduce(
     goes on with an interrupted one; a cell that fails does not stop the others.
     The result is also in results.json, results.csv and results.md.
     """
-    from fedtail.reproduce.recipe import load
+    from fedtail.reproduce.recipe import load_recipe
     from fedtail.reproduce.results import write_results
 
     console = make_console()
     if list_all or table is None:
         show_list(console, scale)
         return
-    chosen = load(table)
+    chosen = load_recipe(table)
     cells = select(chosen, only or [], method or [])
     check_data(chosen, cells, scale)
     runs = seeds or chosen.seeds(scale)
@@ -208,7 +208,7 @@ def run_cell(
 def show_list(console: Console, scale: Scale) -> None:
     """Print every table with its size and cost."""
     from fedtail.reproduce.cost import cost
-    from fedtail.reproduce.recipe import load, recipes
+    from fedtail.reproduce.recipe import load_recipe, recipes
 
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for heading in ("table", "what it shows"):
@@ -216,7 +216,7 @@ def show_list(console: Console, scale: Scale) -> None:
     for heading in ("runs", "samples", "hours", "GPU"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for name in recipes():
-        table = load(name)
+        table = load_recipe(name)
         grid.add_row(name, table.recipe.title, *_cost_cells(cost(table, scale)))
     console.print(grid)
     speed = "hours of one core, at the speed measured for each network"

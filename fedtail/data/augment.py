@@ -44,9 +44,12 @@ class Augment(Config):
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Return float inputs: bytes become 0..1, then each channel is shifted and scaled."""
-    if x.dtype == torch.uint8:
-        x = x.to(torch.float32).div_(255.0)
-    return x.sub(mean).div_(std)
+    return as_float(x).sub(mean).div_(std)
+
+
+def as_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return inputs as real numbers; bytes become 0..1."""
+    return x.to(dtype).div_(255.0) if x.dtype == torch.uint8 else x.to(dtype)
 
 
 def _crop(x: Tensor, margin: int, offsets: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ MOST_CLASSES = 1_000_000
 CHUNK = 65_536
 """Samples looked at together, so that checks on a large set need little memory."""
 
+Normalisation = Literal["standard", "global", "none"]
+Transform = Callable[[Tensor], Tensor]
+"""The user's own function from a batch of inputs, as they were given, to a batch of numbers."""
+
 
 class Features(Protocol):
     """The inputs of samples: a tensor, or something lazy that decodes on demand.
 
-    Indexing with an integer tensor gathers a batch. Images are uint8 in NCHW, everything else
-    float32.
+    Indexing with an integer tensor gathers a batch. Images are uint8 in NCHW, other whole numbers
+    int32 or int64, everything else float32.
     """
 
     @property
@@ -34,7 +38,7 @@ class Features(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """uint8 for images in 0..255, else float32."""
+        """uint8 for images in 0..255, int32 or int64 for whole numbers, else float32."""
 
     def __getitem__(self, index: Tensor) -> Tensor: ...
 
@@ -53,6 +57,28 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Given:
+    """How inputs were given, and what made them the inputs of a data set.
+
+    Attributes
+    ----------
+    shape
+        Of one input, before anything was done to it; empty if that is the shape of the data set's.
+    scale
+        What inputs were multiplied by: nothing, one number, or one for each entry of the last axis.
+    transform
+        What was done to them first.
+    named
+        Whether labels were given as names, so that predictions are names.
+    """
+
+    shape: tuple[int, ...] = ()
+    scale: tuple[float, ...] = ()
+    transform: Transform | None = None
+    named: bool = False
+
+
+@dataclass(frozen=True)
 class Dataset:
     """What a source gives.
 
@@ -68,6 +94,10 @@ class Dataset:
         What those numbers stand for.
     mean, std
         Normalisation per channel (of values in 0..1 for uint8 images); empty for none.
+    normalisation
+        Where there is no mean: which one a run asks its clients for (`fedtail.standardise`).
+    given
+        How inputs and labels were given.
     """
 
     train: Samples
@@ -78,6 +108,8 @@ class Dataset:
     client_names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = field(default=())
+    normalisation: Normalisation = "none"
+    given: Given = Given()
 
     @property
     def num_classes(self) -> int:
@@ -110,6 +142,16 @@ class Source(Component):
     registry: ClassVar[Registry[Source]] = Registry("data source")
     default_model: ClassVar[str] = "mlp"
     about: ClassVar[About] = About("")
+
+    @classmethod
+    def adopted(cls, value: Any) -> Any:
+        """Return a data set of torch, or a training and a test set, as a source."""
+        parts = value if isinstance(value, tuple | list) else (value,)
+        if not parts or not all(isinstance(part, torch.utils.data.Dataset) for part in parts):
+            return value
+        from fedtail.data.sources.torch_data import TorchData
+
+        return TorchData(*parts)
 
     def load(self) -> Dataset:
         """Read, check and return the data."""
@@ -171,13 +213,15 @@ def must_be_inputs(x: np.ndarray | Tensor, where: str) -> None:
 
 
 def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
-    """Return inputs as uint8 or float32 without NaN or infinity, or say what is wrong with them."""
+    """Return inputs as `Features` has them, without NaN or infinity, or say what is wrong."""
     must_be_inputs(x, where)
     tensor = x.detach() if isinstance(x, Tensor) else _as_tensor(x)
-    if tensor.dtype != torch.uint8:
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
         tensor = tensor.to(torch.float32)
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor, CHUNK)):
             raise FedtailError(f"{where}: inputs hold NaN or infinite values")
+    elif tensor.dtype != torch.uint8:
+        tensor = _narrowed(tensor.to(torch.int64))
     return tensor.contiguous()
 
 
@@ -237,9 +281,18 @@ def _dense(values: Tensor) -> bool:
     return values.layout == torch.strided and not values.is_quantized and not values.is_meta
 
 
+def _narrowed(whole: Tensor) -> Tensor:
+    """Return whole numbers in half the memory, if they fit."""
+    bounds = torch.iinfo(torch.int32)
+    fits = not whole.numel() or (whole.min() >= bounds.min and whole.max() <= bounds.max)
+    return whole.to(torch.int32) if fits else whole
+
+
 def _as_tensor(array: np.ndarray) -> Tensor:
     if array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if array.dtype.kind in "iu" and array.dtype != np.uint64:  # what torch has no type for
+        return torch.from_numpy(np.require(array, np.int64, ["C", "W"]))
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is then refused
         return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.augment import Augment, normalised
+from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
 
 
@@ -34,6 +34,7 @@ class ClientData:
     device: torch.device
     channels_last: bool = False
     apart: Tensor | None = None  # positions of what is held out
+    tokens: bool = False
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -52,10 +53,14 @@ class ClientData:
         They are augmented if a generator is given.
         """
         x = self.samples.x[self.positions[index]].to(self.device)
-        x = normalised(x, self.mean, self.std)
+        x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
         return laid_out(x, self.channels_last), self.labels[index].to(self.device)
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """Return a range of inputs as they are, in float64; bytes count 0 to 1."""
+        return as_float(self.samples.x[self.positions[start:stop]].to("cpu"), torch.float64)
 
 
 class Federation:
@@ -74,6 +79,8 @@ class Federation:
         Random changes of training images, where they are, and in which layout.
     held_out
         For each client the positions that it holds out; who only holds out comes after who trains.
+    tokens
+        Whether inputs are numbers of things (words, categories), which stay whole.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class Federation:
         device: torch.device | str = "cpu",
         channels_last: bool = False,
         held_out: Sequence[np.ndarray] = (),
+        tokens: bool = False,
     ) -> None:
         self.device = torch.device(device)
         self.channels_last = channels_last and len(dataset.input_shape) == 3
@@ -95,6 +103,9 @@ class Federation:
         self._held_order, self._held_offsets = _joined(held_out)
         owner = dataset.client_test
         self.test_owner = None if owner is None else torch.from_numpy(owner.astype(np.int64))
+        self.tokens = tokens
+        self.asks = "none" if tokens else dataset.normalisation
+        self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
 
     def __len__(self) -> int:
@@ -105,19 +116,21 @@ class Federation:
         """How many classes there are."""
         return self.dataset.num_classes
 
-    def client(self, k: int) -> ClientData:
-        """Return client k's data."""
+    def client(self, k: int, told: Mapping[str, Tensor] | None = None) -> ClientData:
+        """Return client k's data, normalised with the constants that it was told, if any."""
+        told = told or {}
         positions = _part(self.order, self.offsets, k)
         return ClientData(
             samples=self.train,
             positions=positions,
             labels=self.train.y[positions],
-            mean=self.mean,
-            std=self.std,
+            mean=self._shaped(told["mean"]) if told else self.mean,
+            std=self._shaped(told["std"]) if told else self.std,
             augment=self.augment,
             device=self.device,
             channels_last=self.channels_last,
             apart=_part(self._held_order, self._held_offsets, k),
+            tokens=self.tokens,
         )
 
     def size(self, k: int) -> int:
@@ -140,8 +153,8 @@ class Federation:
 
     def test_samples(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels at some positions."""
-        x = normalised(self.test.x[positions].to(self.device), self.mean, self.std)
-        return laid_out(x, self.channels_last), self.test.y[positions].to(self.device)
+        x = self.ready(self.test.x[positions].to(self.device))
+        return x, self.test.y[positions].to(self.device)
 
     def tested_by(self, owner: int) -> Tensor:
         """Return the positions of a natural client's test samples."""
@@ -154,14 +167,45 @@ class Federation:
         if not len(positions):
             return None
         where = torch.from_numpy(positions)
-        x = normalised(self.train.x[where].to(self.device), self.mean, self.std)
-        return ServerData(laid_out(x, self.channels_last), self.train.y[where].to(self.device))
+        x = self.ready(self.train.x[where].to(self.device))
+        return ServerData(x, self.train.y[where].to(self.device))
+
+    @property
+    def channels(self) -> int:
+        """How many pairs of constants inputs are normalised with: one a channel or feature.
+
+        Windows of (length, channels), and everything under "global", have one.
+        """
+        each = self.asks == "standard" and len(self.dataset.input_shape) in (1, 3)
+        return self.dataset.input_shape[0] if each else 1
+
+    @property
+    def constants(self) -> tuple[list[float], list[float]]:
+        """Mean and deviation of each channel."""
+        return self.mean.flatten().tolist(), self.std.flatten().tolist()
+
+    def standardise(self, mean: Tensor, std: Tensor) -> None:
+        """Normalise with these from now on.
+
+        In place: worker processes have the same tensors, in shared memory, and test with them.
+        """
+        self.mean.copy_(self._shaped(mean))
+        self.std.copy_(self._shaped(std))
+        self.known = True
+
+    def ready(self, x: Tensor) -> Tensor:
+        """Return inputs on the device as the network takes them."""
+        x = x.long() if self.tokens else normalised(x, self.mean, self.std)
+        return laid_out(x, self.channels_last)
+
+    def _shaped(self, numbers: Tensor) -> Tensor:
+        channels = [1, -1] + [1] * (len(self.dataset.input_shape) - 1)
+        return numbers.to(self.device, torch.float32).reshape(channels)
 
     def _normalisation(self) -> tuple[Tensor, Tensor]:
-        channels = [1, -1] + [1] * (len(self.dataset.input_shape) - 1)
-        mean = torch.tensor(self.dataset.mean or (0.0,), dtype=torch.float32)
-        std = torch.tensor(self.dataset.std or (1.0,), dtype=torch.float32)
-        return mean.reshape(channels).to(self.device), std.reshape(channels).to(self.device)
+        mean = self.dataset.mean or (0.0,) * self.channels
+        std = self.dataset.std or (1.0,) * self.channels
+        return self._shaped(torch.tensor(mean)), self._shaped(torch.tensor(std))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

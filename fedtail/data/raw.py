@@ -5,10 +5,10 @@ Every source ends here, so that a rule about layout, labels or clients is writte
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,21 +17,24 @@ from torch import Tensor
 from fedtail.data.dataset import (
     CHUNK,
     Dataset,
-    Features,
+    Given,
     Samples,
+    Transform,
     as_numpy,
     checked_samples,
     class_names,
     must_be_inputs,
 )
 from fedtail.data.held_out import held_out_clients
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, some
 from fedtail.rng import numpy_generator
 
 Array = np.ndarray | Tensor
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
-Normalisation = Literal["standard", "global", "none"]
+logger = logging.getLogger("fedtail")
 
+MANY_VALUES = 100
+"""Float labels with more values than this, most of them rare, look like measurements."""
 CHANNELS = (1, 3, 4)
 """Sizes of an axis that can be colour: grey, RGB, RGB with transparency."""
 
@@ -70,6 +73,7 @@ RAW_KEYS = tuple(field.name for field in fields(Raw))
 
 def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Dataset:
     """Check the arrays and return them as a data set."""
+    given, raw = given_by(raw), numbered(raw, where)
     if raw.x_test is None or raw.y_test is None:
         raise FedtailError(f"{where}: x_test and y_test are missing")
     names = _names(raw.classes, f"{where}, classes")
@@ -81,6 +85,8 @@ def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Datas
             f"but a test input {tuple(test.x.shape[1:])}"
         )
     client_train, client_test, client_names = _clients(raw, where)
+    if names is None:
+        _tell_gaps(where, train.y, test.y)
     return Dataset(
         train=train,
         test=test,
@@ -90,7 +96,106 @@ def dataset_from(raw: Raw, where: str, constants: Constants = ((), ())) -> Datas
         client_names=client_names,
         mean=constants[0],
         std=constants[1],
+        given=given,
     )
+
+
+def given_by(raw: Raw) -> Given:
+    """Return how the inputs and labels of arrays are given."""
+    scale = () if raw.scale is None else tuple(np.ravel(as_numpy(raw.scale, "scale")).tolist())
+    named = _are_names(as_numpy(raw.y_train, "y_train"))
+    return Given(tuple(np.shape(raw.x_train)[1:]), scale, named=named)
+
+
+def transformed(raw: Raw, transform: Transform) -> Raw:
+    """Return arrays whose inputs went through the user's function, in parts."""
+    test = None if raw.x_test is None else _through(transform, raw.x_test, "x_test")
+    return replace(raw, x_train=_through(transform, raw.x_train, "x_train"), x_test=test)
+
+
+def _through(transform: Transform, x: Array, where: str) -> Tensor:
+    whole = x if isinstance(x, Tensor) else torch.as_tensor(as_numpy(x, where))
+    parts = [transform(part) for part in torch.split(whole, CHUNK // 16)]
+    sizes = [len(part) if isinstance(part, Tensor) and part.ndim else -1 for part in parts]
+    if sum(sizes) != len(whole):
+        raise FedtailError(
+            f"{where}: data.transform returns no tensor with one row an input for a batch of them"
+        )
+    return torch.cat(parts)
+
+
+def numbered(raw: Raw, where: str) -> Raw:
+    """Return arrays whose labels are numbers: names stand for their places among the classes."""
+    labels = {"y_train": raw.y_train, "y_test": raw.y_test}
+    text = {
+        key: array.astype(str)
+        for key, value in labels.items()
+        if value is not None
+        if _are_names(array := as_numpy(value, f"{where}, {key}"))
+    }
+    if not text:
+        return raw
+    odd = next((key for key, value in labels.items() if value is not None and key not in text), "")
+    if odd:
+        raise FedtailError(f"{where}: {odd} holds numbers, but other labels are names")
+    names = _names(raw.classes, f"{where}, classes")
+    found = np.unique(np.concatenate(list(text.values())))
+    classes = names or [str(name) for name in found]
+    unknown = sorted(set(found.tolist()) - set(classes))
+    if unknown:
+        raise FedtailError(
+            f"{where}: label '{unknown[0]}' is none of the classes ({', '.join(classes)})"
+        )
+    place = {name: c for c, name in enumerate(classes)}
+    numbers = {
+        key: np.array([place[name] for name in value.ravel().tolist()]).reshape(value.shape)
+        for key, value in text.items()
+    }
+    return replace(raw, **numbers, classes=classes)
+
+
+def numbered_labels(y: object, classes: Sequence[str], named: bool, where: str) -> np.ndarray:
+    """Return labels, given as for training, as positions among the classes."""
+    labels = as_numpy(y, where)
+    if not named:
+        return labels
+    place = {name: c for c, name in enumerate(classes)}
+    return np.array([place.get(str(name), -1) for name in labels.ravel().tolist()])
+
+
+def _are_names(labels: np.ndarray) -> bool:
+    if labels.ndim != 1:
+        return False
+    if labels.dtype.kind == "O":
+        return bool(labels.size) and all(isinstance(label, str) for label in labels.ravel())
+    return labels.dtype.kind in "US"
+
+
+def _tell_gaps(where: str, *labels: Tensor) -> None:
+    """Warn of numbers below the largest label that no sample has: each becomes a class."""
+    found = torch.unique(torch.cat(labels))
+    absent = np.setdiff1d(np.arange(int(found[-1]) + 1), found.numpy()).tolist()
+    if absent:
+        logger.warning(
+            "%s: labels go up to %s, but no sample has %s: these are classes without samples; "
+            "number labels from 0 without gaps, or give them as names",
+            where,
+            int(found[-1]),
+            some(absent),
+        )
+
+
+def _tell_measurements(y: Array, where: str) -> None:
+    """Warn of labels that look like measurements: floats with many values."""
+    labels = as_numpy(y, where)
+    values = len(np.unique(labels)) if labels.dtype.kind == "f" else 0
+    if values > max(MANY_VALUES, labels.size // 20):
+        logger.warning(
+            "%s: the labels are floats with %s different values: is this a regression? each value "
+            "is taken for a class",
+            where,
+            values,
+        )
 
 
 def without_classes(dataset: Dataset, names: Sequence[str], where: str) -> Dataset:
@@ -140,6 +245,7 @@ def with_test_set(raw: Raw, fraction: float, seed: int, where: str) -> Raw:
     if raw.client_test is not None:
         raise FedtailError(f"{where}: client_test is given, but no x_test and y_test")
     # Checked before it is cut: what is wrong is then said of the arrays that were given.
+    raw = numbered(raw, where)
     whole = _samples(raw.x_train, raw.y_train, raw, where, "train")
     x, y = cast(Tensor, whole.x), whole.y
     owner = raw.client_train
@@ -192,38 +298,24 @@ def whole_clients(owner: np.ndarray, fraction: float, seed: int) -> tuple[np.nda
     return np.flatnonzero(~tested), np.flatnonzero(tested)
 
 
-def training_constants(x: Features, kind: Normalisation) -> Constants:
-    """Return the mean and standard deviation of training inputs.
-
-    "standard" takes each channel of images or each feature of vectors by itself; windows of
-    (length, channels), and everything under "global", get one pair of numbers.
-    """
-    if kind == "none":
-        return (), ()
-    axes = [0, 2, 3] if len(x.shape) == 4 else [0]
-    if kind == "global" or len(x.shape) not in (2, 4):
-        axes = list(range(len(x.shape)))
-    unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    total = square = torch.zeros(1, dtype=torch.float64)
-    for start in range(0, len(x), CHUNK // 16):
-        part = x[torch.arange(start, min(start + CHUNK // 16, len(x)))].to(torch.float64) / unit
-        total = total + part.sum(axes)
-        square = square + part.square().sum(axes)
-    count = math.prod(x.shape[axis] for axis in axes)
-    mean = total / count
-    std = (square / count - mean.square()).clamp_min(0).sqrt()
-    std = torch.where(std > 1e-8 * (1 + mean.abs()), std, 1.0)  # a constant is only shifted
-    return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
-
-
 def _samples(x: Array, y: Array, raw: Raw, where: str, part: str) -> Samples:
     """Return checked samples, the inputs scaled and as NCHW."""
-    inputs = x if isinstance(x, Tensor) else as_numpy(x, f"{where}, x_{part}")
-    must_be_inputs(inputs, f"{where}, x_{part}")
     names = _names(raw.classes, f"{where}, classes")
-    scaled = _channels_first(_scaled(inputs, raw.scale, where))
+    scaled = arranged(x, raw.scale, f"{where}, x_{part}")
+    if part == "train":
+        _tell_measurements(y, f"{where}, y_train")
     count = None if names is None else len(names)
     return checked_samples(scaled, y, count, where, (f"x_{part}", f"y_{part}"))
+
+
+def arranged(x: Array, scale: np.ndarray | float | Sequence[float] | None, where: str) -> Array:
+    """Return inputs as they were given, scaled and as NCHW; what is no array of numbers is refused.
+
+    Predictions use it too: whatever is done to inputs before they are normalised is done here.
+    """
+    inputs = x if isinstance(x, Tensor) else as_numpy(x, where)
+    must_be_inputs(inputs, where)
+    return _channels_first(_scaled(inputs, scale, where))
 
 
 def _names(given: Sequence[str] | np.ndarray | None, where: str) -> list[str] | None:
@@ -235,7 +327,7 @@ def _names(given: Sequence[str] | np.ndarray | None, where: str) -> list[str] | 
     return [str(name) for name in names]
 
 
-def _scaled(x: Array, scale: np.ndarray | float | None, where: str) -> Array:
+def _scaled(x: Array, scale: np.ndarray | float | Sequence[float] | None, where: str) -> Array:
     if scale is None:
         return x
     factor, array = as_numpy(scale, f"{where}, scale"), as_numpy(x, where)

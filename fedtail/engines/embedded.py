@@ -17,6 +17,7 @@ from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
 from fedtail.reduce import ExchangePlan, Reduced
+from fedtail.standardise import with_constants
 from fedtail.totals import Sums
 
 
@@ -67,6 +68,7 @@ class Embedded:
         """Have the tasks done, a client's second task after its first."""
         if round != self._round:
             self.begin(round, "training")
+        tasks = with_constants(tasks, self.runtime.federation)
         side = self.server_side if tasks and self._phase != "test" else None
         sent = tasks if side is None else side.begin(tasks, self, self._phase)
         plan = ExchangePlan.of(sent, self, single)

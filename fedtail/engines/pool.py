@@ -306,7 +306,7 @@ def _names(block: Sequence[Job]) -> str:
 def _unsendable(reason: str) -> FedtailError:
     return FedtailError(
         f"the model, data or method cannot be sent to worker processes ({reason}): define its "
-        "classes in a module that can be imported, or run with workers = 0"
+        "classes and functions in a module that can be imported, or run with workers = 0"
     )
 
 

@@ -18,6 +18,7 @@ from fedtail.metrics import Evaluation
 from fedtail.models.split_model import SplitModel, load_tested
 from fedtail.protocol import Client, Payload, Task, Tensors
 from fedtail.rng import contained, derive
+from fedtail.standardise import without_constants
 
 TEST_BATCH = 500
 Phase = Literal["training", "after", "test"]
@@ -82,7 +83,7 @@ class Runtime:
     client_side: ClientSide | None = None
 
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
-        """Do one task for one client; `state` is changed in runtime."""
+        """Do one task for one client; `state` is changed in place."""
         side = self.client_side
         if side is not None and task.action in side.actions:
             with _withholding():
@@ -90,9 +91,10 @@ class Runtime:
         if task.action not in self.method.actions():
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         turn = FIRST_TURN[clock.phase] + clock.turn
+        payload, told = without_constants(task.payload)
         client = Client(
             id=task.client,
-            data=self.federation.client(task.client),
+            data=self.federation.client(task.client, told),
             counts=self.federation.counts(task.client),
             model=self.model,
             state=state,
@@ -106,19 +108,19 @@ class Runtime:
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{turn}", clock.round, task.client)
         with contained(stream, self.device):
-            payload = getattr(self.method, task.action)(task.payload, client)
-        if not isinstance(payload, Payload):
-            kind = type(payload).__name__
+            answer = getattr(self.method, task.action)(payload, client)
+        if not isinstance(answer, Payload):
+            kind = type(answer).__name__
             raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
         if side is None or clock.phase == "test":
-            return payload
+            return answer
         declared = self.declared(task)
         # Nobody can look at it later.
-        reason = defect(payload, declared, self.federation.size(client.id))
+        reason = defect(answer, declared, self.federation.size(client.id))
         if reason:
             raise Withheld(reason)
         with _withholding():
-            return side.protected(payload, declared, task.payload, client)
+            return side.protected(answer, declared, task.payload, client)
 
     def form(self, task: Task, phase: Phase = "training") -> Form:
         """Return what leaves a client that is given a task."""

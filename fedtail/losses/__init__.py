@@ -4,6 +4,7 @@ from fedtail.losses.balanced_softmax import BalancedSoftmax
 from fedtail.losses.base import LocalLoss, LossContext
 from fedtail.losses.cross_entropy import CrossEntropy
 from fedtail.losses.focal import Focal
+from fedtail.losses.function import FunctionLoss
 from fedtail.losses.lade import LADELoss
 from fedtail.losses.ldam import LDAMLoss
 from fedtail.losses.logit_calibration import LogitCalibration
@@ -16,6 +17,7 @@ __all__ = [
     "BalancedSoftmax",
     "CrossEntropy",
     "Focal",
+    "FunctionLoss",
     "LADELoss",
     "LDAMLoss",
     "LocalLoss",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -39,6 +39,15 @@ class LocalLoss(Component):
     """A loss of one batch: a mean over its samples."""
 
     registry: ClassVar[Registry[LocalLoss]] = Registry("loss")
+
+    @classmethod
+    def adopted(cls, value: Any) -> Any:
+        """Return a function of logits and labels as a loss."""
+        if not callable(value) or isinstance(value, LocalLoss):
+            return value
+        from fedtail.losses.function import FunctionLoss
+
+        return FunctionLoss(function=value)
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""

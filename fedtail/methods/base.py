@@ -15,6 +15,7 @@ from fedtail.forms import Form
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
+from fedtail.standardise import report_sums, sums_form
 from fedtail.validation import count, form_of_counts
 
 S = TypeVar("S")
@@ -173,6 +174,17 @@ class Method(Component, Generic[S]):
         and no traffic is counted: it is a part of the test.
         """
         return []
+
+    # Client half
+
+    def input_sums_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the sums of the local inputs."""
+        return sums_form(task)
+
+    @action
+    def input_sums(self, payload: Payload, client: Client) -> Payload:
+        """Report the sums that inputs are standardised with; the run asks, not the method."""
+        return report_sums(payload, client)
 
     def assess_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare counts by class and a loss, added up over clients."""

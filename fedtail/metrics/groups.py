@@ -23,6 +23,15 @@ def by_frequency(counts: Sequence[int]) -> list[int]:
     return sorted(range(len(counts)), key=lambda c: (-counts[c], c))
 
 
+LEAST_TAIL = 1.5
+"""The most frequent class of a tail has at least so many times the samples of the rarest."""
+
+
+def has_tail(counts: Sequence[int]) -> bool:
+    """Whether some classes are rarer than others; not if all have about as many samples."""
+    return max(counts) >= LEAST_TAIL * min(counts) or not any(counts)
+
+
 class ShotGroups(Component):
     """A named way to tell frequent from rare classes by their training samples.
 
@@ -47,11 +56,13 @@ class RankGroups(ShotGroups):
     """By frequency rank: many are the first ⌈0.35 C⌉, few the last ⌊0.3 C⌋, medium the rest.
 
     On frequency-sorted classes these are GBME's fixed ranges: 4 / 3 / 3 of 10 classes,
-    35 / 35 / 30 of 100.
+    35 / 35 / 30 of 100. If all classes have about as many samples, there are none of these groups.
     """
 
     def assign(self, counts: Sequence[int]) -> Groups:
         """Return the classes of each group; with fewer than four classes none is few-shot."""
+        if not has_tail(counts):
+            return _groups((), (), ())
         order, num_classes = by_frequency(counts), len(counts)
         # In integers, so that no rounding of 0.35 * C (62.99... for C = 180) decides a class.
         many = -(-35 * num_classes // 100)

@@ -3,7 +3,7 @@
 from fedtail.models.balancefl import BalanceFLDNN, BalanceFLResNet8
 from fedtail.models.cnn import CNN, DigitsCNN, McMahanCNN, SmallCNN
 from fedtail.models.experts import ExpertModel, experts, with_cosine_heads, with_experts
-from fedtail.models.factory import ModelLike, build
+from fedtail.models.factory import ModelLike, build, fitted, made
 from fedtail.models.heads import CosineHead, ScaledHead, class_axis
 from fedtail.models.mlp import MLP
 from fedtail.models.resnet import ResNet8, ResNet32, ResNet32Experts, ResNet56
@@ -38,6 +38,8 @@ __all__ = [
     "build",
     "class_axis",
     "experts",
+    "fitted",
+    "made",
     "with_cosine_heads",
     "with_experts",
 ]

@@ -235,6 +235,7 @@ def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
             setattr(made.module.get_submodule(parent), leaf, cosine)
         else:
             made.module = cosine
+    made.note_frozen()
     return made
 
 

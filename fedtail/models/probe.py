@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -71,6 +71,31 @@ def live_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in layer._buffers.items():
             if buffer is not None and name not in layer._non_persistent_buffers_set:
                 yield start + name, buffer
+
+
+def frozen_layers(module: nn.Module) -> tuple[str, ...]:
+    """Return the dotted names of the layers that hold parameters, none of which needs gradients.
+
+    All that stands inside such a layer is among them, with parameters or without.
+    """
+    names: list[str] = []
+    for name, layer in module.named_modules():
+        inside = any(not part or name.startswith(f"{part}.") for part in names)
+        held = [parameter.requires_grad for parameter in layer.parameters()]
+        if inside or (held and not any(held)):
+            names.append(name)
+    return tuple(names)
+
+
+def frozen_names(module: nn.Module, layers: Sequence[str]) -> frozenset[str]:
+    """Return the names of all tensors that training leaves as they are."""
+    still = {
+        name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad
+    }
+    for layer in layers:
+        start = f"{layer}." if layer else ""
+        still |= {start + name for name, _ in live_tensors(module.get_submodule(layer))}
+    return frozenset(still)
 
 
 def reset(module: M) -> M:

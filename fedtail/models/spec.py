@@ -6,6 +6,8 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.models.split_model import SplitModel
@@ -21,6 +23,10 @@ class ModelSpec(Component):
     """
 
     registry: ClassVar[Registry[Any]] = Registry("model")
+
+    weights: str | None = Field(
+        default=None, description="file to start from: safetensors, or a state dict of torch"
+    )
 
     @abstractmethod
     def build(self, input_shape: Shape, num_classes: int) -> SplitModel:

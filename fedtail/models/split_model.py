@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtail.errors import FedtailError
-from fedtail.models.probe import last_registered, live_tensors, reset, trial
+from fedtail.models.probe import (
+    frozen_layers,
+    frozen_names,
+    last_registered,
+    live_tensors,
+    reset,
+    trial,
+)
 from fedtail.protocol import Tensors
 
 
@@ -38,8 +45,11 @@ class SplitModel(nn.Module):
     """Any module whose last operation is a classifier, with that layer named.
 
     The names of the module's tensors stay as they are, so what is trained here loads into the
-    user's own model. The module itself is not changed: features are read by a hook that lives for
-    one forward pass, so a copy or a pickle of the model carries nothing of the original.
+    user's own model. Parameters that need no gradient when the model is seen first, and the buffers
+    of layers that hold no others, are a part of the architecture: they are neither sent nor
+    averaged, and such layers stay in evaluation mode. The module itself is not changed: features
+    are read by a hook that lives for one forward pass, so a copy or a pickle of the model carries
+    nothing of the original.
 
     Parameters
     ----------
@@ -67,6 +77,12 @@ class SplitModel(nn.Module):
                 f"the model has no layer '{self.classifier_name}' to be its classifier"
                 f" (it has: {names})"
             ) from None
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
+        """Remember, once, what does not move; a method may freeze more for a while."""
+        self._still = frozen_layers(self.module)
+        self._fixed = frozen_names(self.module, self._still)
 
     @property
     def classifier(self) -> nn.Module:
@@ -95,8 +111,14 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        logits: Tensor = self.module(x)
-        return logits
+        return logits_of(self.module(x))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; frozen layers stay in evaluation mode."""
+        super().train(mode)
+        for name in self._still if mode else ():
+            self.module.get_submodule(name).eval()
+        return self
 
     def output(self, x: Tensor) -> Output:
         """Return logits and the features they were made from."""
@@ -107,7 +129,7 @@ class SplitModel(nn.Module):
 
         hook = self.classifier.register_forward_pre_hook(see, with_kwargs=True)
         try:
-            logits = self.module(x)
+            logits = logits_of(self.module(x))
         finally:
             hook.remove()
         if not seen:
@@ -119,20 +141,26 @@ class SplitModel(nn.Module):
         return self.output(x).features
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all parameters and buffers, on the CPU, under the module's own names."""
-        with torch.no_grad():
-            return {
-                name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for name, tensor in self.live()
-            }
+        """Return copies of what moves in training, on the CPU, under the module's own names."""
+        return _copies(self.live())
+
+    def whole(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Return these tensors with those of the frozen layers: all that the module has."""
+        return {**_copies((n, t) for n, t in self.everything() if n in self._fixed), **tensors}
 
     def names(self) -> frozenset[str]:
-        """Return the names of all parameters and buffers."""
+        """Return the names of what moves in training."""
         return frozenset(name for name, _ in self.live())
 
+    def fits(self, tensors: Tensors) -> bool:
+        """Whether these are the names of what moves in training, or of everything."""
+        return tensors.keys() == self.names() or tensors.keys() == dict(self.everything()).keys()
+
     def load(self, tensors: Tensors) -> None:
-        """Copy tensors into the resident model, which must have exactly these names."""
+        """Copy tensors into the resident model: what moves in training, or everything."""
         live = dict(self.live())
+        if self._fixed and self._fixed <= tensors.keys():
+            live = dict(self.everything())
         if live.keys() != tensors.keys():
             odd = sorted(live.keys() ^ tensors.keys())
             raise FedtailError(f"these tensors and this model do not match in {', '.join(odd[:3])}")
@@ -169,7 +197,8 @@ class SplitModel(nn.Module):
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the BatchNorm layers: those whose running statistics move in training."""
-        return [layer for layer in self.modules() if isinstance(layer, _BatchNorm)]
+        still = {self.module.get_submodule(name) for name in self._still}
+        return [m for m in self.modules() if isinstance(m, _BatchNorm) and m not in still]
 
     def with_head(self, name: str, head: nn.Module | None = None) -> Self:
         """Return a copy with a second head: a freshly initialised classifier of the same shape.
@@ -193,6 +222,10 @@ class SplitModel(nn.Module):
             If the output is not (batch, num_classes), the features are not (batch, width), or
             something still happens to the output of the classifier.
         """
+        if not self.trainable():
+            raise FedtailError(
+                "no parameter of the model requires gradients: nothing can be trained"
+            )
         logits, features, again = trial(self, x, self._twice)
         name = self.classifier_name
         wanted = (len(x), num_classes)
@@ -228,7 +261,11 @@ class SplitModel(nn.Module):
         return size
 
     def live(self) -> Iterator[tuple[str, Tensor]]:
-        """Give all parameters and buffers, as they are, under the module's own names."""
+        """Give what moves in training, as it is, under the module's own names."""
+        return ((name, t) for name, t in self.everything() if name not in self._fixed)
+
+    def everything(self) -> Iterator[tuple[str, Tensor]]:
+        """Give all parameters and buffers, frozen or not."""
         return chain(live_tensors(self.module), live_tensors(self.extra_heads))
 
 
@@ -243,7 +280,21 @@ def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitM
         The model that a method trains, and the user's own.
     """
     # A method's own head may have the names of the user's, and another meaning.
-    tested = model if tensors.keys() == model.names() else base
+    tested = model if model.fits(tensors) else base
     tested.load(tensors)
     tested.eval()
     return tested
+
+
+def logits_of(answer: Any) -> Tensor:
+    """Return what a network answers, or the ``logits`` inside it."""
+    logits: Tensor = getattr(answer, "logits", answer)
+    return logits
+
+
+def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {
+            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in named
+        }

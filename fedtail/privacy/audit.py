@@ -39,6 +39,7 @@ from fedtail.privacy.layout import part_of
 from fedtail.protocol import Client, Payload, Server, Task, Update, grouped
 from fedtail.reduce import Reduced, reduced
 from fedtail.setting import Setting
+from fedtail.settled import restore_inputs
 
 Seen = Mapping[str, Tensor]
 """What the server can read of one client's update, by name."""
@@ -49,7 +50,7 @@ NOTHING, ENCRYPTED, CLIPPED, NOISY = (
     "private, central",
     "private, local",
 )
-log = logging.getLogger("fedtail")
+logger = logging.getLogger("fedtail")
 ATTACKED = 2000
 """How many samples the membership attack looks at on each side."""
 
@@ -138,6 +139,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
     """
     if not folder.finished:
         raise FedtailError(f"'{folder.path}' is not finished: an audit examines what is shipped")
+    restore_inputs(setting, folder)
     experiment, method = setting.experiment, setting.method
     with numerics(experiment.threads):
         runtime = setting.runtime()
@@ -305,7 +307,7 @@ def made_features(folder: RunFolder, setting: Setting, runtime: Runtime) -> Like
     checkpoint = Checkpoint(folder.checkpoint)
     saved = checkpoint.load(type(state))
     for damage in checkpoint.damage:
-        log.warning("%s; the features are those of the checkpoint before", damage)
+        logger.warning("%s; the features are those of the checkpoint before", damage)
     made = getattr(saved.state, "features", None) if saved is not None else None
     if saved is None or not isinstance(made, Tensor) or made.ndim != 3:
         return None

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.augment import normalised
-from fedtail.data.federation import Federation, laid_out
+from fedtail.data.federation import Federation
 from fedtail.engines.runtime import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
-from fedtail.experiment import MADE_IN_PYTHON, Experiment, load_experiment, make_experiment
+from fedtail.experiment import Experiment, load_experiment, made_in_python, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble
@@ -31,6 +30,7 @@ from fedtail.report.lines import Line
 from fedtail.report.runs import Run
 from fedtail.rng import derive, numpy_generator
 from fedtail.setting import Setting, prepare
+from fedtail.settled import restore_inputs
 
 SHOWN_SAMPLES = 1000
 """How many test samples are shown by default."""
@@ -145,12 +145,11 @@ def feature_view(
 def stored_experiment(path: Path, trust_plugins: bool) -> Experiment:
     """Return the experiment that a folder describes, on any device that is here."""
     plain = load_experiment(RunFolder(path).experiment)
-    for section, mark in MADE_IN_PYTHON.items():
-        if mark in (plain.get(section) or {}):
-            raise FedtailError(
-                f"its {section} was made in Python; look at it there, with "
-                "fedtail.report.feature_view(run, experiment)"
-            )
+    for part in made_in_python(plain):
+        raise FedtailError(
+            f"its {part} was made in Python; look at it there, with "
+            "fedtail.report.feature_view(run, experiment)"
+        )
     plugins = stored_plugins(plain)
     must_be_trusted(plugins, path, trust_plugins)
     load_plugins(plugins)
@@ -159,8 +158,11 @@ def stored_experiment(path: Path, trust_plugins: bool) -> Experiment:
 
 def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
     split, dataset, seed = setting.split, setting.dataset, setting.experiment.seed
+    folder = RunFolder(run.path)
     if split.digest != (run.split or {}).get("digest"):
         raise FedtailError("its split cannot be rebuilt, so the data is not what it was trained on")
+    folder.must_be_on(setting.digests())  # natural clients are the same with other labels
+    restore_inputs(setting, folder)
     model = load_model(run.path, setting)
     norms = classifier_norms(model)
     positions = choose_samples(dataset.test.y.numpy(), samples, seed)
@@ -220,9 +222,8 @@ def look(model: SplitModel, federation: Federation, positions: np.ndarray) -> tu
     seen = []
     with torch.inference_mode():
         for index in torch.split(torch.from_numpy(positions), TEST_BATCH):
-            x = federation.test.x[index].to(federation.device)
-            x = normalised(x, federation.mean, federation.std)
-            seen.append(model.output(laid_out(x, federation.channels_last)))
+            x = federation.ready(federation.test.x[index].to(federation.device))
+            seen.append(model.output(x))
     features = torch.cat([output.features for output in seen])
     return features.cpu(), torch.cat([output.logits for output in seen]).cpu()
 

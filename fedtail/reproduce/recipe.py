@@ -208,7 +208,7 @@ def find(name: str) -> Path:
     return papers_folder() / f"{name}.toml"
 
 
-def load(name: str) -> Table:
+def load_recipe(name: str) -> Table:
     """Read a table by its name."""
     path = find(name)
     layers = [load_experiment(file) for file in (path.with_name("protocol.toml"), path)]

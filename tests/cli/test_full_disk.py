@@ -20,6 +20,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
 main()"""
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "6", "--model", "mlp"]
+RUN += ["--imbalance", "2"]  # a tail: a run on data without one says so
 KEPT = (("manifest", "json"), ("server", "safetensors"))
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 SMALL_DISK = """

@@ -55,6 +55,7 @@ def test_a_run_leaves_its_folder_and_a_table() -> None:
         "split.json",
         "metrics.jsonl",
         "checkpoint",
+        "model.json",
         "model.safetensors",
         "env.json",
     }

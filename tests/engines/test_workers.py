@@ -114,7 +114,7 @@ def test_a_worker_that_dies_is_started_again_and_the_bits_are_the_same(
     result = run(chosen(method, rounds=2))
     assert len(list(tmp_path.iterdir())) == 1
     assert result.digest == run(chosen(FedAvg(**QUICK), workers=0, rounds=2)).digest
-    assert caplog.messages == [
+    assert [m for m in caplog.messages if not m.startswith("no client holds")] == [
         "a worker process ended with exit code -9 (-9 often means that memory ran out: use fewer "
         "--workers): clients 2, 3, action 'train', round 1; it is started again, and does this "
         "once more"

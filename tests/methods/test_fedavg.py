@@ -218,7 +218,7 @@ def test_the_prior_is_told_with_the_model() -> None:
 
 
 def test_what_a_task_may_name() -> None:
-    assert FedAvg.actions() == {"train", "inform", "assess"}
+    assert FedAvg.actions() == {"train", "inform", "assess", "input_sums"}
 
 
 def test_hooks_see_every_step() -> None:

@@ -67,7 +67,8 @@ def sent(method: Method[Any], column: Column) -> tuple[int, int]:
 def one_of_each(column: Column) -> Arrays:
     y = np.arange(column.classes)
     x = np.random.default_rng(0).integers(0, 255, (len(y), *column.shape), dtype=np.uint8)
-    return Arrays(x_train=x, y_train=y, x_test=x[:1], y_test=y[:1], client_train=np.zeros_like(y))
+    owner = np.zeros_like(y)
+    return Arrays(x, y, x[:1], y[:1], client_train=owner, normalisation="none")
 
 
 def millions(nbytes: int) -> str:

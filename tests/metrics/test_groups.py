@@ -23,7 +23,6 @@ def sizes(groups: ShotGroups, counts: list[int]) -> tuple[int, int, int]:
         (62, (22, 22, 18)),  # ceil(21.7), floor(18.6)
         (180, (63, 63, 54)),  # 0.35 * 180 in floats is a little less than 63
         (2, (1, 1, 0)),
-        (1, (1, 0, 0)),
     ],
 )
 def test_rank_shares(num_classes: int, expected: tuple[int, int, int]) -> None:
@@ -81,3 +80,9 @@ def test_groups_are_found_by_name() -> None:
     assert holder.groups == ThresholdGroups(many=1500, few=200)
     assert holder.describe() == table
     assert Holder.model_validate({"groups": "rank"}).groups == RankGroups()
+
+
+@pytest.mark.parametrize("counts", [[3], [5, 5, 5], [14, 10, 11, 12]])
+def test_without_a_tail_there_are_no_groups(counts: list[int]) -> None:
+    assert sizes(RankGroups(), counts) == (0, 0, 0)
+    assert sizes(RankGroups(), [*counts, min(counts) // 2]) != (0, 0, 0)

@@ -137,7 +137,7 @@ def test_every_model_runs_and_is_what_it_says(
     model.train()(x).sum().backward()
 
     assert (model.feature_dim, model.num_classes) == (width, 5)
-    assert list(model.tensors()) == list(model.module.state_dict())
+    assert list(dict(model.everything())) == list(model.module.state_dict())
     assert all(parameter.grad is not None for parameter in model.trainable().values())
 
 

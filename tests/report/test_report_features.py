@@ -280,10 +280,9 @@ def test_other_data_than_the_run_had_is_noticed(folder: Path, tmp_path: Path) ->
     try:
         write_npz(folder / "mine.npz", y_train=np.arange(40) // 10)
         said = one_sentence(fedtail("report", str(copied), "--features"))
-        assert said == (
-            f"no features of '{copied}': its split cannot be rebuilt, so the data is not what it"
-            " was trained on"
-        )
+        # Its clients are natural: other labels do not change the split.
+        assert said.startswith(f"no features of '{copied}': ")
+        assert "holds a run with another training set" in said
         (folder / "mine.npz").unlink()
         assert "mine.npz" in one_sentence(fedtail("report", str(copied), "--features"))
     finally:

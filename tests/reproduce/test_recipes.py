@@ -11,7 +11,7 @@ from command_line import fedtail
 
 from fedtail.cli.reproduce import select
 from fedtail.errors import FedtailError
-from fedtail.reproduce import load, recipes
+from fedtail.reproduce import recipes
 from fedtail.reproduce.cost import cost, samples_of
 from fedtail.reproduce.recipe import Cell, Table, flattened, merged, papers_folder
 
@@ -33,7 +33,7 @@ def test_every_reference_file_has_a_recipe_and_no_recipe_is_without_one() -> Non
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_is_an_experiment_at_every_scale(name: str) -> None:
-    table = load(name)
+    table = load_recipe(name)
     with (papers_folder() / f"{name}.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert sum(len(cell.values) for cell in table.cells) == len(rows)
@@ -49,7 +49,7 @@ def test_every_cell_is_an_experiment_at_every_scale(name: str) -> None:
 
 def test_the_protocol_of_a_cell_is_the_papers() -> None:
     # methods.md 4.6, column RedGrape, and its table of hyper-parameters.
-    table = load("redgrape/table2")
+    table = load_recipe("redgrape/table2")
     cell = next(
         cell
         for cell in table.cells
@@ -71,14 +71,14 @@ def test_the_protocol_of_a_cell_is_the_papers() -> None:
 def test_samples_are_counted_by_hand() -> None:
     # CIFAR-10, imbalance 100, keeps 12,406 samples; 8 of 20 clients, 10 epochs, 200 rounds:
     # ceil(12,406 * 8 / 20) = 4,963 samples a pass, 2,000 passes.
-    table = load("creff/table1")
+    table = load_recipe("creff/table1")
     cell = table.cells[0]
     assert (cell.dataset, cell.parts[0], cell.method) == ("CIFAR-10-LT", "IF=100", "FedAvg")
     assert samples_of(table, cell, table.experiment(cell, "full", 0)) == 4963 * 2000
 
 
 def test_a_full_table_costs_more_than_a_reduced_one() -> None:
-    table = load("creff/table1")
+    table = load_recipe("creff/table1")
     full, reduced = cost(table, "full"), cost(table, "reduced")
     assert full.runs == reduced.runs == 60 * 3
     assert full.samples > 10 * reduced.samples
@@ -103,7 +103,7 @@ def test_a_table_says_what_its_protocol_does_not() -> None:
 
 def test_a_table_that_is_not_there() -> None:
     with pytest.raises(FedtailError, match="unknown table 'creff/table9'; did you mean"):
-        load("creff/table9")
+        load_recipe("creff/table9")
 
 
 def test_the_list_shows_every_table_and_its_cost() -> None:
@@ -122,7 +122,7 @@ def test_a_cell_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_method_is_chosen_by_its_whole_name() -> None:
-    table = load("creff/table1")
+    table = load_recipe("creff/table1")
     chosen = select(table, ["CIFAR-10-LT*IF=100"], ["FedAvg", "CReFF"])
     assert [cell.method for cell in chosen] == ["FedAvg", "CReFF"]  # not FedAvgM
 

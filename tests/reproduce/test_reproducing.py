@@ -11,7 +11,7 @@ import pytest
 from command_line import fedtail
 
 from fedtail.experiment import Experiment
-from fedtail.reproduce import load, recipes
+from fedtail.reproduce import recipes
 from fedtail.reproduce.compared import Compared, compare_cell
 from fedtail.reproduce.measures import Finished, measure
 from fedtail.reproduce.recipe import Cell, Score, Table
@@ -33,7 +33,7 @@ def runnable(table: Table) -> list[Cell]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_runs(name: str, tmp_path: Path) -> None:
-    table = load(name)
+    table = load_recipe(name)
     cells = runnable(table) or list(table.cells)
     for number in smoke(name, [cells[0], cells[-1]], tmp_path / "out"):
         if runnable(table) and not str(number["metric"]).endswith("_std"):
@@ -45,7 +45,7 @@ def test_a_table_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_every_method_of_a_table_runs(name: str, tmp_path: Path) -> None:
-    table = load(name)
+    table = load_recipe(name)
     first = {cell.method: cell for cell in reversed(runnable(table))}
     if first:
         numbers = smoke(name, list(first.values()), tmp_path / "out")
@@ -53,7 +53,7 @@ def test_every_method_of_a_table_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
-    table = load("creff/table1")
+    table = load_recipe("creff/table1")
     cells = [table.cells[0], table.cells[3]]
     first = smoke("creff/table1", cells[:1], tmp_path)
     with patch("fedtail.cli.settle.run", side_effect=AssertionError("run again")):
@@ -63,7 +63,7 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    table = load("creff/table1")
+    table = load_recipe("creff/table1")
     only = [word for cell in table.cells[:2] for word in ("--only", str(cell))]
     blocked = tmp_path / "out"
     blocked.mkdir()
@@ -123,7 +123,7 @@ def test_the_interval_is_students() -> None:
 
 
 def test_a_printed_deviation_is_set_beside_ours() -> None:
-    table = load("redgrape/table1")
+    table = load_recipe("redgrape/table1")
     cell = Cell("MNIST-LT", table.cells[0].setting, "RedGrape", {"accuracy": 90, "accuracy_std": 1})
     runs = [finished(0.8), finished(0.9)]
     score, deviation = compare_cell(table, cell, runs)

@@ -6,10 +6,10 @@ import math
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib.format import (
@@ -35,10 +35,15 @@ def read_npz(path: Path) -> Raw:
     What it claims to hold is read from its headers and compared with its own directory and with
     this machine's memory before anything is unpacked.
     """
+    return Raw(**read_arrays(path, RAW_KEYS, REQUIRED))
+
+
+def read_arrays(path: Path, keys: Sequence[str], required: Sequence[str] = ()) -> dict[str, Any]:
+    """Return those arrays of a file that are asked for, checked as `read_npz` does."""
     if not path.is_file():
         raise FedtailError(f"there is no file {path}")
     with path.open("rb") as file:
-        return _read(file, path)
+        return _read(file, path, keys, required)
 
 
 def write_npz(path: Path, raw: Raw) -> None:
@@ -63,23 +68,26 @@ def write_npz(path: Path, raw: Raw) -> None:
             raise
 
 
-def _read(file: BinaryIO, path: Path) -> Raw:
+def _read(
+    file: BinaryIO, path: Path, keys: Sequence[str], required: Sequence[str]
+) -> dict[str, Any]:
     if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
-        raise FedtailError(f"{path} holds one array; an npz with {', '.join(REQUIRED)} is needed")
+        wanted = ", ".join(required or keys[:1])
+        raise FedtailError(f"{path} holds one array; an npz with {wanted} is needed")
     try:
         archive = zipfile.ZipFile(file)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise FedtailError(f"{path} is not an npz file, or it is damaged") from error
     with archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        missing = [key for key in REQUIRED if key not in members]
+        missing = [key for key in required if key not in members]
         if missing:
             found = shown(sorted(members))
             raise FedtailError(f"{path}: key '{missing[0]}' is missing (found: {found})")
-        chosen = {key: members[key] for key in RAW_KEYS if key in members}
+        chosen = {key: members[key] for key in keys if key in members}
         sizes = {key: _checked_size(archive, info, path) for key, info in chosen.items()}
         _check_fits(sizes, path)
-        return Raw(**{key: _array(archive, info, path) for key, info in chosen.items()})
+        return {key: _array(archive, info, path) for key, info in chosen.items()}
 
 
 def _checked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:

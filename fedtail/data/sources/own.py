@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
-from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.dataset import About, Dataset, Normalisation, Source
 from fedtail.data.public import data_folder
 from fedtail.data.raw import (
-    Normalisation,
     Raw,
     dataset_from,
-    training_constants,
+    given_by,
+    transformed,
     with_test_set,
     without_classes,
 )
 from fedtail.errors import FedtailError
+from fedtail.model_file import place_of
 
 
 def _text(value: Any) -> Any:
@@ -45,18 +46,64 @@ class OwnSource(Source):
     split_seed: int = Field(0, ge=0, description="seed of that split")
     normalisation: Normalisation = Field(
         "standard",
-        description="standard: training mean and deviation of each channel or feature; "
-        "global: one pair of numbers; none: as it is",
+        description="standard: mean and deviation of each channel or feature, from sums that the "
+        "clients report once; global: one pair of numbers; none: as it is",
     )
-
+    mean: tuple[float, ...] = Field(
+        (), description="subtracted from inputs (images count 0 to 1), instead of asking clients"
+    )
+    std: tuple[float, ...] = Field((), description="what inputs are divided by then")
+    transform: SkipValidation[Any] = Field(
+        None,
+        repr=False,
+        description="from Python: a function that inputs go through first, batch by batch",
+    )
     drop: tuple[str, ...] = Field((), description="names of classes to leave out")
 
     def dataset(self, raw: Raw, where: str) -> Dataset:
         """Return the checked arrays, split and normalised as the fields say."""
+        given = given_by(raw)
+        if self.transform is not None:
+            given, raw = replace(given, transform=self.transform), transformed(raw, self.transform)
         whole = with_test_set(raw, self.test_fraction, self.split_seed, where)
         dataset = without_classes(dataset_from(whole, where), self.drop, where)
-        mean, std = training_constants(dataset.train.x, self.normalisation)
-        return replace(dataset, mean=mean, std=std)
+        if len(self.mean) > 1 and len(self.mean) != dataset.input_shape[0]:
+            raise FedtailError(
+                f"{where}: data.mean has {len(self.mean)} numbers, but inputs have "
+                f"{dataset.input_shape[0]} channels or features"
+            )
+        return replace(
+            dataset,
+            mean=self.mean,
+            std=self.std,
+            normalisation="none" if self.mean else self.normalisation,
+            given=given,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as plain data; a function is named."""
+        plain = super().describe()
+        if self.transform is not None:
+            plain["transform"] = place_of(self.transform)
+        return plain
+
+    @model_validator(mode="after")
+    def _is_function(self) -> Self:
+        if self.transform is not None and not callable(self.transform):
+            raise FedtailError(
+                f"data.transform = {self.transform!r} is a function that only Python can give: "
+                "fedtail.run(experiment, out=..., resume=True) goes on with such a run"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _constants(self) -> Self:
+        if len(self.mean) != len(self.std) or not all(deviation > 0 for deviation in self.std):
+            raise FedtailError(
+                f"data.mean and data.std go together, one deviation above 0 for each mean; there "
+                f"are {len(self.mean)} means and {len(self.std)} deviations"
+            )
+        return self
 
     def model_for(self, dataset: Dataset) -> str:
         """Return a model that suits the shape of one input."""

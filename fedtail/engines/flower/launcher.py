@@ -25,15 +25,17 @@ from fedtail.engines.flower.processes import alive
 from fedtail.engines.flower.status import StatusFiles
 from fedtail.engines.flower.superlink import FlowerProcesses
 from fedtail.errors import FedtailError, RunStopped, missing_extra, suggestion
-from fedtail.experiment import MADE_IN_PYTHON, Experiment
+from fedtail.experiment import Experiment, made_in_python
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.loop import Loop
 from fedtail.metrics import shipped_record
+from fedtail.predictor import predictor_of
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
+from fedtail.settled import restore_inputs
 from fedtail.signals import ended_by_signals
 
 FOLLOW_EVERY = 0.3
@@ -201,13 +203,11 @@ def check_described(experiment: Experiment) -> None:
             f"updates that are {experiment.protected} are not carried over Flower yet: leave out "
             "--engine"
         )
-    plain = experiment.describe()
-    for section, mark in MADE_IN_PYTHON.items():
-        if isinstance(plain.get(section), dict) and mark in plain[section]:
-            raise FedtailError(
-                f"the {section} of this experiment was made in Python, and other processes cannot "
-                f"make it from a description: name a registered one (a plug-in may register yours)"
-            )
+    for part in made_in_python(experiment.describe()):
+        raise FedtailError(
+            f"the {part} of this experiment was made in Python, and other processes cannot "
+            f"make it from a description: name a registered one (a plug-in may register yours)"
+        )
 
 
 def write_app(folder: Path, config: dict[str, Any]) -> Path:
@@ -242,5 +242,7 @@ def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) 
     tensors = folder.shipped()
     for callback in callbacks:
         callback.on_end(shipped_record(history), tensors)
+    restore_inputs(setting, folder)
     network = setting.runtime().load_tested(tensors)
-    return Result(history, tensors, network.module, None, folder.path)
+    model = predictor_of(setting, network)
+    return Result(history, tensors, network.module, model, None, folder.path)

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from pydantic import Field
 
 from fedtail.callbacks import Callback, own_callbacks
-from fedtail.data.dataset import Dataset, Samples, Source, checked_samples
+from fedtail.data.dataset import Dataset, Normalisation, Samples, Source, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
 from fedtail.data.partitions import Natural
@@ -37,7 +37,7 @@ from fedtail.lock import locked
 from fedtail.loop import Loop
 from fedtail.methods import Method
 from fedtail.result import Result
-from fedtail.setting import Setting, choose_device, runs_on_images
+from fedtail.setting import Setting, choose_device, runs_on_images, takes_whole
 
 
 class OnClients(Source):
@@ -68,6 +68,7 @@ def serve(
     test: tuple[Any, Any],
     classes: Sequence[str],
     class_counts: Sequence[int] = (),
+    normalisation: Normalisation = "none",
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run a method on the clients of a federation and leave a run folder.
@@ -87,12 +88,15 @@ def serve(
     model
         The network, or what makes it; the clients' app has the same.
     test
-        Inputs and labels of the agreed test set, inputs as the network takes them.
+        Inputs and labels of the agreed test set, inputs as the clients have them.
     classes
         The names of the agreed classes; a label is a position in them.
     class_counts
         How many samples of each class all clients have together, if they agreed to tell: it decides
         which classes the scores call many-, medium- and few-shot, and nothing else.
+    normalisation
+        "standard" or "global": ask the clients for sums of their inputs before the first round, and
+        normalise with what comes of them; "none": inputs are as the network takes them.
     callbacks
         What watches.
     """
@@ -100,7 +104,9 @@ def serve(
     folder = RunFolder(Path(str(config["out"])).expanduser().resolve())
     resume = bool(config.get("resume", False))
     folder.must_be_a_run() if resume else folder.must_be_new()
-    setting = remote(config, method, model, test, tuple(classes), tuple(class_counts))
+    setting = remote(
+        config, method, model, test, tuple(classes), tuple(class_counts), normalisation
+    )
     experiment = setting.experiment
     status = StatusFiles(folder.path)
     with numerics(experiment.threads), ExitStack() as stack:
@@ -149,6 +155,7 @@ def remote(
     test: tuple[Any, Any],
     classes: tuple[str, ...],
     class_counts: tuple[int, ...],
+    normalisation: Normalisation = "none",
 ) -> Remote:
     """Return the setting of a federation whose training data stays where it is."""
     if class_counts and len(class_counts) != len(classes):
@@ -166,15 +173,17 @@ def remote(
         raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
     device = choose_device(experiment.device)
     base, trained = networks(model, method, experiment.seed, device)
-    base.check(held.x[torch.arange(min(2, len(held)))].to(device).float(), len(classes))
+    tokens = takes_whole(base, held.x[torch.arange(min(2, len(held)))], len(classes))
     none = Samples(torch.empty(0, *shape[1:]), torch.empty(0, dtype=torch.int64))
     parts = [np.empty(0, np.int64)] * experiment.clients
     empty = np.empty(0, np.int64)
     recipe = SplitRecipe(
         tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
     )
-    dataset = Dataset(none, held, classes)
-    federation = Federation(dataset, parts, None, device, runs_on_images(trained, device))
+    dataset = Dataset(none, held, classes, normalisation=normalisation)
+    federation = Federation(
+        dataset, parts, None, device, runs_on_images(trained, device), tokens=tokens
+    )
     split = Split(recipe, empty, len(classes), empty, parts, empty)
     return Remote(
         experiment, dataset, split, federation, base, trained, device, agreed=class_counts

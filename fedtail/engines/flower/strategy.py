@@ -26,6 +26,7 @@ from fedtail.engines.runtime import Runtime, numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
+from fedtail.models.split_model import load_tested
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 
@@ -136,7 +137,8 @@ class MethodStrategy(FedAvg):
         final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         self.engine.states.clear()
         self.engine.states.update(states)
-        shipped = self.method.eval_model(final)
+        tested = self.method.eval_model(final)
+        shipped = load_tested(tested, self.trained, self.base).whole(tested)
         numbers = {
             "clients": len(ledger.clients),
             "dropped": len(ledger.dropped),

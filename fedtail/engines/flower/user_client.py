@@ -6,7 +6,7 @@ A message can start nothing but the marked actions of a registered method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -18,17 +18,18 @@ from torch import Tensor, nn
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
+from fedtail.data.formats.pairs import size_of, stacked
 from fedtail.data.held_out import held_out
 from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.flower.worker import Notes, answer_message, introduction
 from fedtail.engines.runtime import Runtime
+from fedtail.errors import FedtailError
 from fedtail.methods import Method
 from fedtail.models.split_model import SplitModel
 from fedtail.rng import contained, derive
-from fedtail.setting import choose_device, runs_on_images
+from fedtail.setting import choose_device, runs_on_images, takes_whole
 
 ModelMaker = nn.Module | Callable[[], nn.Module]
-LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "fine_label")
 
 
 def client_app(
@@ -100,7 +101,7 @@ def runtime(
     notes: Notes,
     context: Context,
     model: ModelMaker,
-    dataset: Any,
+    local: Any,
     augment: Augment | None,
     device: str,
 ) -> Runtime:
@@ -108,7 +109,7 @@ def runtime(
     if "method" not in notes:
         raise PublicError("was sent no method: the server is not one of as_strategy or serve")
     method: Method[Any] = Method.model_validate(notes["method"])
-    x, y = tensors_of(dataset)
+    x, y = tensors_of(local)
     samples = checked_samples(x, y, int(notes["classes"]), "the local data")
     where = choose_device(device)
     base, trained = networks(model, method, int(notes["seed"]), where)
@@ -119,9 +120,10 @@ def runtime(
     parts = [*before, np.delete(np.arange(len(samples)), apart)]
     names = tuple(str(c) for c in range(int(notes["classes"])))
     images = runs_on_images(trained, where)
-    federation = Federation(
-        Dataset(samples, nothing(samples), names), parts, augment, where, images, [*before, apart]
-    )
+    some = samples.x[torch.arange(min(2, len(samples)))]
+    tokens = takes_whole(base, some, len(names))
+    dataset, held = Dataset(samples, nothing(samples), names), [*before, apart]
+    federation = Federation(dataset, parts, augment, where, images, held, tokens)
     return Runtime(federation, method, base, trained, int(notes["seed"]), where)
 
 
@@ -146,41 +148,10 @@ def nothing(like: Samples) -> Samples:
     return Samples(torch.empty(0, *like.x.shape[1:]), torch.empty(0, dtype=torch.int64))
 
 
-def size_of(dataset: Any) -> int:
-    """Return how many samples there are, without loading them."""
-    if isinstance(dataset, torch.utils.data.DataLoader):
-        return size_of(dataset.dataset)
-    return len(dataset[0] if is_pair(dataset) else dataset)
-
-
-def is_pair(dataset: Any) -> bool:
-    """Whether these are inputs and labels, side by side."""
-    return isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "shape")
-
-
 def tensors_of(dataset: Any) -> tuple[Tensor, Tensor]:
     """Return inputs and labels of whatever holds the local data."""
-    if isinstance(dataset, torch.utils.data.DataLoader):
-        dataset = dataset.dataset
-    if is_pair(dataset):
-        return torch.as_tensor(dataset[0]), torch.as_tensor(dataset[1])
-    pairs = [_pair(dataset[i]) for i in range(len(dataset))]
-    if not pairs:
-        raise PublicError("has no local data")
-    return torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs])
-
-
-def _pair(item: Any) -> tuple[Tensor, int]:
-    if isinstance(item, Mapping):
-        label = next((name for name in LABEL_COLUMNS if name in item), None)
-        inputs = [value for value in item.values() if isinstance(value, Tensor) and value.ndim]
-        if label is None or len(inputs) != 1:
-            raise PublicError(
-                "has data of an unknown form: a sample is a pair of input and label, or a "
-                f"dictionary with one tensor and one of {', '.join(LABEL_COLUMNS)}"
-            )
-        return inputs[0], int(item[label])
-    x, y = item
-    if not isinstance(x, Tensor):
-        raise PublicError("has inputs that are not tensors: transform them first")
-    return x, int(y)
+    try:
+        x, y = stacked(dataset)
+    except FedtailError as error:  # it says nothing about the data
+        raise PublicError(str(error)) from None
+    return x, torch.as_tensor(y)

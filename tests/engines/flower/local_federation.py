@@ -22,7 +22,7 @@ from fedtail.engines.runtime import Runtime
 from fedtail.folder import RunFolder
 from fedtail.loop import Loop
 from fedtail.result import Result
-from fedtail.setting import prepare
+from fedtail.setting import Setting, prepare
 
 
 def app_for(runtime: Runtime) -> ClientApp:
@@ -48,8 +48,8 @@ class Federation:
     journal: Path | None = None
     warnings: list[str] | None = None
 
-    def engine(self) -> Flower:
-        setting = prepare(self.experiment)
+    def engine(self, setting: Setting | None = None) -> Flower:
+        setting = prepare(self.experiment) if setting is None else setting
         warn = print if self.warnings is None else self.warnings.append
         roster = Roster(self.grid, self.nodes, seconds=self.deadline, warn=warn)
         terms = RunTerms("r1", self.deadline, checkpoint_every=self.experiment.checkpoint_every)
@@ -63,8 +63,9 @@ class Federation:
     ) -> Result:
         folder = None if out is None else RunFolder(out)
         watchers = [*own_callbacks(self.experiment, folder), *callbacks]
+        setting = prepare(self.experiment)
         try:
-            return Loop(prepare(self.experiment), self.engine(), folder, watchers).run(resume)
+            return Loop(setting, self.engine(setting), folder, watchers).run(resume)
         finally:
             for watcher in watchers:
                 watcher.close()

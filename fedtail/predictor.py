@@ -1,0 +1,207 @@
+"""A trained model that takes inputs as they were given for training.
+
+Everything between raw inputs and class names is inside: scale, layout, normalisation, network. It
+is what a run returns (`Result.model`) and what `load` makes of a run folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtail.data.augment import as_float
+from fedtail.data.dataset import Transform, as_numpy, checked_features, must_be_inputs
+from fedtail.data.raw import Array, arranged, numbered_labels
+from fedtail.engines.runtime import TEST_BATCH
+from fedtail.errors import FedtailError
+from fedtail.folder import RunFolder
+from fedtail.model_file import ModelFile, found, network_of
+from fedtail.models.split_model import SplitModel
+from fedtail.plugins import load_plugins, must_be_trusted
+from fedtail.setting import Setting, choose_device, runs_on_images
+
+
+class Predictor:
+    """A trained model with all that belongs to it.
+
+    Parameters
+    ----------
+    file
+        What is known of it beside its tensors.
+    model
+        The network, loaded.
+    transform
+        The user's own function that inputs go through first, if there is one.
+
+    Attributes
+    ----------
+    classes
+        The names of the classes; a label is a position in them.
+    counts
+        How many training samples all clients together hold of each.
+    """
+
+    def __init__(
+        self, file: ModelFile, model: SplitModel, transform: Transform | None = None
+    ) -> None:
+        self.file = file
+        self.model = model.eval()
+        self.transform = transform
+        self.classes = file.classes
+        self.counts = file.counts
+        self.device = next((t.device for _, t in model.live()), torch.device("cpu"))
+        self.images = runs_on_images(model, self.device) and len(file.shape) == 3
+
+    @property
+    def network(self) -> nn.Module:
+        """The plain network, which takes normalised inputs."""
+        return self.model.module
+
+    def predict(self, x: Array) -> np.ndarray:
+        """Return the most probable class of each input, as labels were given for training.
+
+        That is names where they were names, and whole numbers (positions in `classes`) where they
+        were numbers.
+        """
+        found = self.numbers(x)
+        return np.array(self.classes)[found] if self.file.named else found
+
+    def numbers(self, x: Array) -> np.ndarray:
+        """Return the most probable class of each input as a position in `classes`."""
+        rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
+        return torch.cat(rows).numpy()
+
+    def predict_proba(self, x: Array) -> np.ndarray:
+        """Return the softmax of the network's output, one row an input and one column a class.
+
+        It is as the network gives it: not calibrated, and for the class frequencies of training
+        unless the method corrects for them.
+        """
+        rows = [logits.softmax(dim=1).cpu() for logits in self._logits(x)]
+        return torch.cat(rows).numpy()
+
+    def score(self, x: Array, y: Any) -> float:
+        """Return the share of inputs whose label is predicted: the accuracy that a run reports."""
+        labels = numbered_labels(y, self.classes, self.file.named, "labels")
+        if len(labels) != len(x):
+            raise FedtailError(f"{len(x)} inputs but {len(labels)} labels")
+        right = int((self.numbers(x) == labels).sum())
+        return right / len(labels)
+
+    def export(self, path: str | Path, format: Literal["torch", "onnx"] = "torch") -> None:
+        """Write the model as one file that runs without fedtail and takes raw inputs.
+
+        "torch" is a program of ``torch.export``, "onnx" runs in ONNX Runtime. Its outputs are
+        ``logits`` and ``probabilities``.
+        """
+        from fedtail.export import export  # slow to import, and rarely needed
+
+        export(self, Path(path), format)
+
+    def inputs(self, x: Array) -> Tensor:
+        """Return raw inputs as the network takes them, before they are normalised; all checked."""
+        array = x if isinstance(x, Tensor) else as_numpy(x, "inputs")
+        must_be_inputs(array, "inputs")
+        given = self.file.given_shape
+        if tuple(array.shape[1:]) not in (given, self.file.shape):
+            one = ": one input is x[None]" if tuple(array.shape) == given else ""
+            shape = ", ".join(["samples", *map(str, given)])
+            raise FedtailError(f"inputs have the shape ({shape}), not {tuple(array.shape)}{one}")
+        tensor = array if isinstance(array, Tensor) else torch.as_tensor(array)
+        if self.transform is not None:
+            tensor = self.transform(tensor)
+        return checked_features(
+            arranged(self._typed(tensor), self.file.scale or None, "inputs"), "inputs"
+        )
+
+    def _typed(self, tensor: Tensor) -> Tensor:
+        """Return inputs with the type of the training inputs: it decides what is done to them."""
+        whole = not tensor.is_floating_point()
+        if self.file.kind == "numbers":
+            return tensor.float()
+        if self.file.kind == "tokens" and whole:
+            return tensor
+        if self.file.kind == "bytes" and whole and _within(tensor, 0, 255):
+            return tensor.to(torch.uint8)
+        allowed = "whole numbers from 0 to 255" if self.file.kind == "bytes" else "whole numbers"
+        raise FedtailError(f"inputs are {allowed}, as in training; got {tensor.dtype} values")
+
+    def _logits(self, x: Array) -> Iterator[Tensor]:
+        inputs = self.inputs(x)
+        for batch in torch.split(inputs, TEST_BATCH):  # as a run tests: the same bits
+            ready = normalised_for(self.file, batch.to(self.device))
+            if self.images:
+                ready = ready.contiguous(memory_format=torch.channels_last)
+            with torch.inference_mode():
+                yield self.model(ready)
+
+    def __repr__(self) -> str:
+        name = self.file.model.get("name") or self.file.model.get("python")
+        shape = " x ".join(map(str, self.file.given_shape))
+        return f"Predictor({name}, {self.file.kind} of {shape} to {len(self.classes)} classes)"
+
+
+def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
+    """Return inputs as the network sees them: standardised, or whole."""
+    if file.kind == "tokens":
+        return x.long()
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    mean = torch.tensor(file.mean, dtype=torch.float32, device=x.device).reshape(shape)
+    std = torch.tensor(file.std, dtype=torch.float32, device=x.device).reshape(shape)
+    return as_float(x).sub(mean).div(std)
+
+
+def predictor_of(setting: Setting, network: SplitModel) -> Predictor:
+    """Return the model of a run that is over in this process."""
+    return Predictor(ModelFile.of(setting), network, setting.dataset.given.transform)
+
+
+def load(
+    folder: str | Path,
+    *,
+    network: Any = None,
+    transform: Transform | None = None,
+    device: str = "cpu",
+    trust_plugins: bool = False,
+) -> Predictor:
+    """Return the model of a finished run, ready to predict from raw inputs.
+
+    Parameters
+    ----------
+    folder
+        The run folder.
+    network
+        The user's own network, or the function that makes it, where it cannot be found by its name;
+        a copy of it gets the trained weights.
+    transform
+        The function that inputs went through first, where it cannot be found by its name.
+    device
+        Where to predict.
+    trust_plugins
+        Whether plug-ins and modules that the folder names may be imported, which runs them.
+    """
+    run = RunFolder(Path(folder))
+    run.must_be_a_run()
+    if not run.finished:
+        raise FedtailError(f"'{run.path}' has no model yet: fedtail run --resume {run.path}")
+    tensors, file = run.shipped(), ModelFile.from_json(run.described(), str(run.description))
+    must_be_trusted(file.plugins, run.path, trust_plugins)
+    load_plugins(file.plugins)
+    if transform is None and file.transform:
+        transform = found(file.transform, str(run.path), "transform", trust_plugins)
+    model = network_of(file, tensors, network, trust_plugins, str(run.path)).to(
+        choose_device(device)
+    )
+    predictor = Predictor(file, model, transform)
+    if predictor.images:
+        cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
+    return predictor
+
+
+def _within(tensor: Tensor, low: int, high: int) -> bool:
+    return not tensor.numel() or bool(tensor.min() >= low and tensor.max() <= high)

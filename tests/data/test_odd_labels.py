@@ -1,0 +1,83 @@
+"""Labels, clients and tails that are not what they seem: each is said in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedtail import IID, Arrays, Experiment, run
+from fedtail.setting import prepare
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = np.arange(60) % 3
+OWNER = np.arange(60) % 7
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(caplog.messages)
+
+
+def test_gaps_in_labels_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Arrays(X, Y * 2 + 1).load()
+    assert dataset.num_classes == 6
+    (sentence,) = caplog.messages
+    assert "labels go up to 5, but no sample has 0, 2, 4" in sentence
+
+
+def test_labels_without_gaps_or_with_names_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    Arrays(X, Y).load()
+    Arrays(X, Y, classes=("a", "b", "c", "nobody")).load()
+    Arrays(X, Y.astype(float)).load()
+    assert not caplog.messages
+
+
+def test_measurements_are_asked_about(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.zeros((400, 2), np.float32)
+    Arrays(x, np.arange(400) % 110.0).load()
+    assert "the labels are floats with 110 different values: is this a regression?" in said(caplog)
+    caplog.clear()
+    Arrays(x, np.arange(400) % 110).load()  # whole numbers are meant to be classes
+    assert not caplog.messages
+
+
+def test_a_class_that_nobody_holds_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    y = np.where(Y == 2, 0, Y)
+    data = Arrays(X, y, X, Y, classes=("ash", "birch", "cedar"))
+    setting = prepare(Experiment(data=data, partition=IID(), clients=2, device="cpu"))
+    assert setting.remarks() == [
+        "no client holds a sample of class cedar, which is tested: it cannot be learned"
+    ]
+    assert not caplog.messages  # a run says it once, looking at the data does not
+    run(setting.experiment.but(rounds=1))
+    assert said(caplog).count("class cedar") == 1
+
+
+def test_data_without_a_tail_is_said_and_has_no_groups(caplog: pytest.LogCaptureFixture) -> None:
+    result = run(Experiment(data=Arrays(X, Y), rounds=1, clients=2, device="cpu"))
+    assert "the training data has no tail" in said(caplog)
+    assert [result.metrics[key] for key in ("many", "medium", "few")] == [None] * 3
+    caplog.clear()
+    tail = {"name": "exponential", "imbalance": 4}
+    result = run(Experiment(data=Arrays(X, Y), tail=tail, rounds=1, clients=2, device="cpu"))
+    assert "tail" not in said(caplog)
+    assert result.metrics["many"] is not None
+
+
+def test_clients_of_the_data_are_the_clients_unless_others_are_asked_for() -> None:
+    data = Arrays(X, Y, client_train=OWNER)
+    natural = prepare(Experiment(data=data, device="cpu"))
+    owners = natural.dataset.client_train
+    assert owners is not None
+    assert [set(owners[part]) for part in natural.split.parts] == [{k} for k in range(7)]
+    some = prepare(Experiment(data=data, clients=3, device="cpu"))
+    assert [len(set(owners[part])) for part in some.split.parts] == [1, 1, 1]
+    asked = prepare(Experiment(data=data, partition=IID(), device="cpu"))
+    assert len(asked.split.parts) == 10
+
+
+def test_a_changed_copy_does_not_ask_for_a_partition() -> None:
+    data = Arrays(X, Y, client_train=OWNER)
+    copied = Experiment(data=data, device="cpu").but(seed=1)
+    assert len(prepare(copied).split.parts) == 7
+    assert "partition" not in copied.describe()
+    assert Experiment(partition="iid").but(seed=1).describe()["partition"] == {"name": "iid"}
