@@ -48,7 +48,9 @@ def lossy(lost: int) -> Any:
     class Lossy(Serial):
         def perform(self, jobs: Any, total: Any = None) -> list[Done]:
             return [
-                Done(None, done.state, "lost") if job.task.client == lost else done
+                Done(None, done.state, "lost")
+                if job.task.client == lost and job.task.action == "train"
+                else done
                 for job, done in zip(jobs, super().perform(jobs), strict=True)
             ]
 

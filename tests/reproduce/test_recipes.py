@@ -11,7 +11,7 @@ from command_line import fedtail
 
 from fedtail.cli.reproduce import select
 from fedtail.errors import FedtailError
-from fedtail.reproduce import recipes
+from fedtail.reproduce import load_recipe, recipes
 from fedtail.reproduce.cost import cost, samples_of
 from fedtail.reproduce.recipe import Cell, Table, flattened, merged, papers_folder
 

@@ -11,7 +11,7 @@ import pytest
 from command_line import fedtail
 
 from fedtail.experiment import Experiment
-from fedtail.reproduce import recipes
+from fedtail.reproduce import load_recipe, recipes
 from fedtail.reproduce.compared import Compared, compare_cell
 from fedtail.reproduce.measures import Finished, measure
 from fedtail.reproduce.recipe import Cell, Score, Table
