@@ -39,6 +39,7 @@ from fedtail.protocol import Scalar, Server, Task
 from fedtail.report.callback import ReportFile
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
+from fedtail.training.warm_up import warm_up
 
 logger = logging.getLogger("fedtail")
 MODELS_AT_ONCE = 8
@@ -100,6 +101,7 @@ def run(
         watchers = [*callbacks, *own_callbacks(experiment, folder)]
         for watcher in watchers:
             stack.callback(watcher.close)
+        warm_up(setting.device)
         return Loop(setting, engine, folder, watchers, guard.budget, remarks).run(resume)
 
 

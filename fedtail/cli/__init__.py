@@ -17,6 +17,7 @@ from fedtail.cli import keys as _keys
 from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
+from fedtail.cli import runs as _runs
 from fedtail.cli import split as _split
 from fedtail.cli.data import app as data
 from fedtail.cli.flower import app as flower
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command(epilog=_run.EXAMPLES)(_run.run)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
+app.command(epilog=_runs.EXAMPLES)(_runs.runs)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)

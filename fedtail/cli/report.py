@@ -15,10 +15,11 @@ from fedtail.report.content import make_content
 from fedtail.report.document import make_page
 from fedtail.report.features import SAMPLES, FeatureView, feature_view, first_finished
 from fedtail.report.figures import write_figures
-from fedtail.report.lines import Line, make_lines
-from fedtail.report.runs import read_runs
 from fedtail.report.serve import HOST, make_server
-from fedtail.report.tables import as_csv, as_latex, features_csv, norms_csv
+from fedtail.report.tables import features_csv, norms_csv
+from fedtail.study.lines import Line, make_lines, remarks
+from fedtail.study.runs import read_runs
+from fedtail.study.tables import as_csv, as_latex
 
 EXAMPLES = """Examples:
 
@@ -105,6 +106,8 @@ def report(
         return
     runs = read_runs(folders)
     lines = make_lines(runs)
+    for remark in remarks(lines):
+        _say(f"warning: {remark}")
     views = (
         look_at(lines, SAMPLES if samples is None else samples, client, trust_plugins)
         if features

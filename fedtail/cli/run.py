@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedtail.callbacks import Progress
+from fedtail.callbacks import Progress, Record
 from fedtail.cli.describe import experiment_from
 from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
-from fedtail.cli.results import History
 from fedtail.cli.tables import make_console, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
@@ -170,7 +170,7 @@ def execute(
     _say(f"{folder.path}  model {result.digest[:16]}")
 
 
-def show_finished(experiment: Experiment, folder: RunFolder, history: History) -> None:
+def show_finished(experiment: Experiment, folder: RunFolder, history: Sequence[Record]) -> None:
     """Show a run that came to its end before."""
     model = digest(folder.shipped())[:16]
     _say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")

@@ -30,6 +30,7 @@ from fedtail.errors import ClientFailed, FedtailError, RunStopped, blame, blamin
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.protocol import Payload, Task, Tensors
+from fedtail.training.warm_up import warm_up
 
 State = dict[str, Tensor]
 logger = logging.getLogger("fedtail")
@@ -391,6 +392,7 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
         raise EOFError from None
     # The pipe shares all tensors between processes: right for data, wrong for the model.
     runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
+    warm_up(runtime.device)
     pipe.send("")
     return runtime
 

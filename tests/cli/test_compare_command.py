@@ -56,7 +56,7 @@ def test_methods_and_seeds_become_one_table_and_two_files() -> None:
 def test_the_same_command_runs_nothing_again(here: Path) -> None:
     first = fedtail(*TWO)
     before = files(here / "out")
-    with patch("fedtail.cli.settle.run", side_effect=AssertionError("run again")):
+    with patch("fedtail.study.settle.run", side_effect=AssertionError("run again")):
         again = fedtail(*TWO)
     assert again.code == 0
     assert again.out.count("done already") == 2
@@ -115,7 +115,7 @@ def test_changed_settings_are_refused_for_that_run_only() -> None:
     done = fedtail(*BASE, "--method", "fedavg", "--method", "fedavg,buffers=first", "--lr", "0.2")
     assert done.code == 1
     one, other = json.loads(Path("out/comparison.json").read_text())
-    assert "holds a run with other settings" in one["failed"]["0"]
+    assert "holds a run with another 'method'" in one["failed"]["0"]
     assert other["seeds"] == [0]
 
 
@@ -124,7 +124,9 @@ def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
     before = files(here / "out")
     done = fedtail(*TWO, "--rounds", "4")
     assert done.code == 2
-    assert done.err == ("error: its folder holds a run with other settings; choose another --out\n")
+    assert done.err == (
+        "error: its folder holds a run with another 'rounds'; choose another --out\n"
+    )
     assert files(here / "out") == before
 
 
@@ -143,8 +145,8 @@ def test_seeds_are_counted_from_the_one_given() -> None:
     ("words", "said"),
     [
         ([], "name at least one method to compare"),
-        (["--method", "fedavgg"], "--method fedavgg: method: unknown method 'fedavgg'; did you"),
-        (["--method", "fedavg,locl.lr=1"], "unknown key 'locl'; did you mean 'local'?"),
+        (["--method", "fedavgg"], "fedavgg: method: unknown method 'fedavgg'; did you"),
+        (["--method", "fedavg,locl.lr=1"], "unknown key 'locl.lr'; did you mean 'local.lr'?"),
         (["--method", "fedavg,local"], "'local' is not of the form"),
         (["--method", "fedavg", "--seeds", "0"], "--seeds 0 is refused: give at least 1"),
         (["--method", "fedavg", "seed=x"], "'seed' = 'x' is refused: give a whole number"),
