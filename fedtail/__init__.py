@@ -43,6 +43,8 @@ from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.result import Result
+from fedtail.study.study import Study, compare
+from fedtail.study.tune import Tuned, tune
 from fedtail.training import (
     BatchSampler,
     ClassBalanced,
@@ -126,15 +128,19 @@ __all__ = [
     "Split",
     "SplitModel",
     "Step",
+    "Study",
     "Tail",
     "Task",
     "TauSampling",
     "Total",
+    "Tuned",
     "Update",
     "WeightedCrossEntropy",
     "__version__",
+    "compare",
     "experts",
     "make_split",
     "run",
+    "tune",
 ]
 __all__ += methods.__all__

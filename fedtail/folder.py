@@ -108,18 +108,14 @@ class RunFolder:
 
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
-        odd = self.other_setting(settings)
+        stored = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
+        wanted = tomllib.loads(tomli_w.dumps(settings))
+        keys = sorted((stored.keys() | wanted.keys()) - FREE)
+        odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
         if odd is not None:
             raise FedtailError(
                 f"'{self.path}' holds a run with another '{odd}'; resume it as it is"
             )
-
-    def other_setting(self, settings: Mapping[str, Any]) -> str | None:
-        """Return a setting that is other in the folder and changes what a run computes."""
-        stored = tomllib.loads(self.experiment.read_text(encoding="utf-8"))
-        wanted = tomllib.loads(tomli_w.dumps(settings))
-        keys = sorted((stored.keys() | wanted.keys()) - FREE)
-        return next((key for key in keys if stored.get(key) != wanted.get(key)), None)
 
     def must_be_on(self, digests: Mapping[str, str]) -> list[str]:
         """Refuse to go on with other data or another split than the run began with.

@@ -19,6 +19,7 @@ from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
 from fedtail.cli import runs as _runs
 from fedtail.cli import split as _split
+from fedtail.cli import tune as _tune
 from fedtail.cli.data import app as data
 from fedtail.cli.flower import app as flower
 from fedtail.cli.methods import methods
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command(epilog=_run.EXAMPLES)(_run.run)
 app.command(epilog=_compare.EXAMPLES)(_compare.compare)
+app.command(epilog=_tune.EXAMPLES)(_tune.tune)
 app.command(epilog=_runs.EXAMPLES)(_runs.runs)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_report.EXAMPLES)(_report.report)

@@ -63,8 +63,12 @@ class Run:
 
     @property
     def tested(self) -> Plain | None:
-        """The last round that was tested."""
-        return next((r for r in reversed(self.records) if r.get("accuracy") is not None), None)
+        """The round whose model is shipped, among those that were tested: the kept, or the last."""
+        tested = [record for record in self.records if record.get("accuracy") is not None]
+        if not tested:
+            return None
+        kept = (tested[-1].get("validation") or {}).get("kept")
+        return next((record for record in tested if record["round"] == kept), tested[-1])
 
 
 def seeded(label: str, seed: int) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import tomli_w
+
 from fedtail.callbacks import Callback, Record, Snapshot
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.folder import RunFolder
+from fedtail.experiment import Experiment, load_experiment
+from fedtail.folder import FREE, RunFolder
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place
 from fedtail.setting import prepare
@@ -60,19 +64,23 @@ def ended_before(planned: Planned) -> Ending | None:
     folder = RunFolder(planned.path)
     if not folder.experiment.exists():
         return None
-    described = planned.experiment.describe()
-    odd = folder.other_setting(described)
+    try:
+        must_be_the_same(folder, planned.experiment)
+    except FedtailError as error:
+        return Ending(str(error), refused=True)
+    return Ending(before=True) if folder.finished and folder.records() else None
+
+
+def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse a folder that holds a run with other settings, or with other data made in Python."""
+    described = experiment.describe()
+    stored, wanted = load_experiment(folder.experiment), tomllib.loads(tomli_w.dumps(described))
+    keys = sorted((stored.keys() | wanted.keys()) - FREE)
+    odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
     if odd is not None:
-        said = f"its folder holds a run with another '{odd}'; choose another --out"
-        return Ending(said, refused=True)
-    if not folder.finished or not folder.records():
-        return None
-    if "shapes" in described["data"]:  # all that a description says of arrays
-        try:
-            folder.must_be_on(prepare(planned.experiment).digests())
-        except FedtailError as error:
-            return Ending(str(error), refused=True)
-    return Ending(before=True)
+        raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
+    if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
+        folder.must_be_on(prepare(experiment).digests())
 
 
 def settle(planned: Planned, callbacks: Sequence[Callback]) -> Ending:

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from fedtail.callbacks import Record
+from fedtail.errors import FedtailError
+from fedtail.experiment import Experiment
 
 
-def validation_score(record: Record) -> float | None:
-    """Return the balanced accuracy on the clients' held-out samples; nothing if there is none."""
-    found = record.get("validation") or {}
-    score = found.get("balanced_accuracy")
-    return None if score is None else float(score)
+def validation_score(record: Record, key: str = "balanced_accuracy") -> float | None:
+    """Return a score of the clients' held-out samples, more being better; nothing without one."""
+    score = (record.get("validation") or {}).get(key)
+    if score is None:
+        return None
+    return -float(score) if key == "loss" else float(score)
+
+
+def chosen_by(experiment: Experiment) -> str:
+    """Return the score that an experiment's rounds, and its trials, are compared by."""
+    return str(getattr(experiment, "score", "balanced_accuracy"))
+
+
+def must_be_validated(experiment: Experiment) -> None:
+    """Refuse to choose where only the test set could tell."""
+    if not getattr(getattr(experiment, "validation", None), "share", 0):
+        raise FedtailError(
+            "a search needs samples that clients hold out of training, for example "
+            "validation=0.1; the test set chooses nothing"
+        )
