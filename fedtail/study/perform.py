@@ -25,6 +25,7 @@ def perform(
     jobs: int = 1,
     console: Console | None = None,
     hear: Hear = lambda planned, record: True,
+    overall: Overall | None = None,
 ) -> Generator[tuple[Planned, Ending]]:
     """Do what is left of every run, and yield each as it ends.
 
@@ -42,10 +43,12 @@ def perform(
         Where progress is shown; nowhere by default.
     hear
         Is told each round of a run, and says whether to go on with it.
+    overall
+        Who counts, where these runs are only a part of the study.
     """
     if jobs < 1:
         raise FedtailError(f"--jobs {jobs} is refused: give at least 1")
-    overall = Overall(console, len(plan), jobs)
+    overall = overall or Overall(console, len(plan), jobs)
     left: list[Planned] = []
     for planned in plan:
         ending = ended_before(planned)
@@ -83,11 +86,12 @@ class Overall:
         How many there are.
     jobs
         How many are done at once.
+    ended
+        How many of them ended before.
     """
 
-    def __init__(self, console: Console | None, runs: int, jobs: int) -> None:
-        self.console, self._runs, self._jobs = console, runs, jobs
-        self._ended = 0
+    def __init__(self, console: Console | None, runs: int, jobs: int, ended: int = 0) -> None:
+        self.console, self._runs, self._jobs, self._ended = console, runs, jobs, ended
         self._began: dict[Path, float] = {}
         self._took: list[float] = []
 

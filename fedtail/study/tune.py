@@ -25,7 +25,7 @@ from fedtail.folder import FREE
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
-from fedtail.study.perform import perform
+from fedtail.study.perform import Overall, perform
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
 from fedtail.study.settle import Ending
@@ -160,11 +160,10 @@ def search(
     _must_be_used([*ranges, *grids], list(spaces.values()))
     with _storage(out / DATABASE) as storage:
         searches = [_Search(space, storage, out) for space in spaces.values()]
-        while True:
-            batch = [trial for each in searches for trial in each.next_batch(trials)]
-            if not batch:
-                break
-            _carry_out(batch, jobs, console)
+        ended = sum(each.ended for each in searches)
+        overall = Overall(console, max(trials * len(searches), ended), jobs, ended)
+        while batch := [trial for each in searches for trial in each.next_batch(trials)]:
+            _carry_out(batch, jobs, overall)
         found = tuple(each.found() for each in searches)
     text = json.dumps([vars(each) for each in found], indent=1, ensure_ascii=False)
     write_atomic(out / RESULT, text + "\n")
@@ -240,6 +239,11 @@ class _Search:
             )
         self.study.set_user_attr("settings", space.settings())
 
+    @property
+    def ended(self) -> int:
+        """How many trials are over."""
+        return sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+
     def next_batch(self, trials: int) -> list[_Trial]:
         """Return the trials that were begun and not ended, and new ones until the batch is full."""
         import optuna
@@ -305,7 +309,7 @@ class _Trial:
             self._search.study.tell(self._trial, state=state)
 
 
-def _carry_out(batch: Sequence[_Trial], jobs: int, console: Console | None) -> None:
+def _carry_out(batch: Sequence[_Trial], jobs: int, overall: Overall) -> None:
     """Do the runs of a batch; all are told of at its end, whatever the order in which they end."""
     trials = {trial.planned.path: trial for trial in batch}
     endings: dict[Path, Ending] = {}
@@ -313,7 +317,8 @@ def _carry_out(batch: Sequence[_Trial], jobs: int, console: Console | None) -> N
     def hear(planned: Planned, record: Record) -> bool:
         return trials[planned.path].hear(record)
 
-    with closing(perform([t.planned for t in batch], jobs, console, hear)) as ended:
+    plan = [trial.planned for trial in batch]
+    with closing(perform(plan, jobs, hear=hear, overall=overall)) as ended:
         for planned, ending in ended:
             endings[planned.path] = ending
     refusals = {ending.failure for ending in endings.values() if ending.refused}
