@@ -220,7 +220,8 @@ def override(plain: dict[str, Any], path: str, value: Any) -> None:
 
 def fields_of(part: Config) -> dict[str, Any]:
     """Return a part of an experiment as a table whose values stay objects."""
-    return {**({"name": part.name} if isinstance(part, Component) else {}), **dict(part)}
+    name = {"name": part.name} if isinstance(part, Component) else {}
+    return {**name, **{field: getattr(part, field) for field in type(part).model_fields}}
 
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:

@@ -80,7 +80,12 @@ def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
     if odd is not None:
         raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
     if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
-        folder.must_be_on(prepare(experiment).digests())
+        try:
+            folder.must_be_on(prepare(experiment).digests())
+        except FedtailError:
+            raise FedtailError(
+                "its folder holds a run on other data; choose another --out"
+            ) from None
 
 
 def settle(planned: Planned, callbacks: Sequence[Callback]) -> Ending:

@@ -161,7 +161,7 @@ def _planned(
     out: Path,
 ) -> list[Planned]:
     if isinstance(experiments, Experiment):
-        plain = {**dict(experiments), "method": fields_of(experiments.method)}
+        plain = {**fields_of(experiments), "method": fields_of(experiments.method)}
         return make_plan(chosen(plain, choices or {}), _seeds(seeds, experiments.seed), out)
     if choices:
         raise FedtailError("choices are for one experiment, and several are given")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedtail.metrics import human_bytes
 from fedtail.metrics.scores import SCORES
-from fedtail.study.grid import Row, grid
+from fedtail.study.grid import Row, folded, grid
 from fedtail.study.lines import Line, Moments
 from fedtail.study.paired import Difference
 
@@ -49,7 +49,8 @@ def as_text(lines: Sequence[Line], width: int) -> Text:
     text = grid(headings, [Row(line.label, _cells(line), _notes(line)) for line in lines], width)
     rows = [row for line in lines[1:] if (row := _difference_row(line, lines[0]))]
     if rows:
-        text.append(f"\ndifference to {lines[0].label}, seed by seed, with its 95 % interval\n")
+        said = f"difference to {lines[0].label}, seed by seed, with its 95 % interval"
+        text.append("\n".join(["", *folded(said, " ", width), ""]))
         scores = [h for key in COMPARED for h in (TITLES[key].lower(), "interval", "p")]
         text.append(grid(["run", *scores], rows, width))
     return text

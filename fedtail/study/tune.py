@@ -135,7 +135,7 @@ def tune(
     progress
         Whether to print how far it is.
     """
-    plain = {**dict(experiment), "method": fields_of(experiment.method)}
+    plain = {**fields_of(experiment), "method": fields_of(experiment.method)}
     wanted = list(methods) or [experiment.method.name]
     console = Console() if progress else None
     with folder_for_runs(Path(out)):
