@@ -27,7 +27,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "fedbe": {"distil_lr": "0.0001..0.01:log"},
     "feddf": {"distil_lr": "0.0001..0.01:log"},
     "fedlc": {"tau": "0.1..10:log"},
-    "fedprox": {"mu": "0.0001..1:log"},
+    "fedprox": {"mu": "0.0001..0.5:log"},
     "fedrs": {"loss.alpha": "0..1"},
     "fedyogi": {"server_optimizer.lr": "0.003..1:log"},
     "gbme": {"alpha": "0.2..1"},

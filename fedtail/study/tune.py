@@ -153,8 +153,9 @@ def search(
     console: Console | None,
 ) -> Tuned:
     """Do what is left of all trials, batch by batch of all methods."""
-    if trials < 1:
-        raise FedtailError(f"--trials {trials} is refused: give at least 1")
+    for flag, number in (("trials", trials), ("jobs", jobs)):
+        if number < 1:
+            raise FedtailError(f"--{flag} {number} is refused: give at least 1")
     ranges, grids = _of_methods(ranges), _of_methods(grids)
     spaces = {label: _Space(plain, label, ranges, grids) for label in dict.fromkeys(methods)}
     _must_be_used([*ranges, *grids], list(spaces.values()))

@@ -20,7 +20,7 @@ from fedtail.report import make_lines, read_runs
 from fedtail.study.lines import Line, remarks
 from fedtail.study.runs import Run
 
-ONE = {"method": ["bsm,prior=global", "fedavg"], "local.lr": [0.5, 0.05]}
+ONE: dict[str, list[Any]] = {"method": ["bsm,prior=global", "fedavg"], "local.lr": [0.5, 0.05]}
 
 
 def arrays(shift: float = 0.0) -> Arrays:
