@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtail.cli.describe import described
 from fedtail.cli.options import (
     EXPERIMENT,
     OUTPUT,
@@ -24,10 +23,6 @@ from fedtail.cli.options import (
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
 from fedtail.signals import ended_by_signals, exit_code
-from fedtail.study.plan import chosen, make_plan
-from fedtail.study.spec import split_spec
-from fedtail.study.study import carry_out, folder_for_runs
-from fedtail.study.tables import as_text
 
 EXAMPLES = """Examples:
 
@@ -84,6 +79,11 @@ def compare(
     each with its 95 % interval. The table is also in comparison.json and
     comparison.csv, and report.html shows the runs.
     """
+    from fedtail.cli.describe import described
+    from fedtail.study.plan import chosen, make_plan
+    from fedtail.study.study import carry_out, folder_for_runs
+    from fedtail.study.tables import as_text
+
     if seeds < 1:
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
     if not methods and not grid:
@@ -114,6 +114,8 @@ def interruptible(console: Console) -> Iterator[None]:
 
 def choices_from(methods: Sequence[str], grids: Sequence[str]) -> dict[str, list[str]]:
     """Return the values to try by the names of their fields."""
+    from fedtail.study.spec import split_spec
+
     choices = {"method": list(dict.fromkeys(",".join(split_spec(method)) for method in methods))}
     for word in grids:
         path, equals, text = word.partition("=")

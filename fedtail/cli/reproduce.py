@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,16 +16,13 @@ from fedtail.cli.compare import interruptible
 from fedtail.cli.options import EXPERIMENT, OUTPUT, Jobs
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
-from fedtail.folder import RunFolder
-from fedtail.reproduce.compared import Compared, compare_cell
-from fedtail.reproduce.cost import Cost, cost
-from fedtail.reproduce.measures import Finished
-from fedtail.reproduce.recipe import Cell, Scale, Table, load, recipes
-from fedtail.reproduce.results import as_rows, write_tables
 from fedtail.study.grid import Row, grid
-from fedtail.study.perform import perform
-from fedtail.study.plan import Planned, make_plan
-from fedtail.study.study import folder_for_runs
+
+if TYPE_CHECKING:
+    from fedtail.reproduce.compared import Compared
+    from fedtail.reproduce.cost import Cost
+    from fedtail.reproduce.recipe import Cell, Scale, Table
+    from fedtail.study.plan import Planned
 
 EXAMPLES = """Examples:
 
@@ -101,6 +98,11 @@ def reproduce(
     a cell that fails does not stop the others.
     The result is also in results.json, results.csv and results.md.
     """
+    from fedtail.reproduce.recipe import load
+    from fedtail.reproduce.results import write_tables
+    from fedtail.study.perform import perform
+    from fedtail.study.study import folder_for_runs
+
     console = make_console()
     if list_all or table is None:
         show_list(console, scale)
@@ -161,6 +163,8 @@ def planned_cells(
     table: Table, cells: Sequence[Cell], scale: Scale, seeds: int, folder: Path
 ) -> dict[str, list[Planned]]:
     """Return the runs of each cell, and of the cells that these are compared with."""
+    from fedtail.study.plan import make_plan
+
     wanted = [cell for cell in cells if not table.not_run(cell)]
     wanted += [base for cell in wanted if (base := table.base(cell))]
     return {
@@ -178,6 +182,11 @@ def compare_cells(
     failures: Mapping[Path, str],
 ) -> list[Compared]:
     """Set what the runs gave beside the printed numbers; what failed is noted."""
+    from fedtail.callbacks import read_records
+    from fedtail.folder import RunFolder
+    from fedtail.reproduce.compared import compare_cell
+    from fedtail.reproduce.measures import Finished
+
     lines: list[Compared] = []
     for cell in cells:
         why = table.not_run(cell)
@@ -190,7 +199,7 @@ def compare_cells(
         missing = {planned.seed for planned in failed}
         runs, bases = (
             [
-                Finished(planned.experiment, RunFolder(planned.path).records())
+                Finished(planned.experiment, read_records(RunFolder(planned.path).metrics))
                 for planned in plan
                 if planned.seed not in missing
             ]
@@ -203,6 +212,9 @@ def compare_cells(
 
 def show_list(console: Console, scale: Scale) -> None:
     """Print every table with its size and cost."""
+    from fedtail.reproduce.cost import cost
+    from fedtail.reproduce.recipe import load, recipes
+
     headings = ("table", "runs", "samples", "hours", "GPU")
     rows = []
     for name in recipes():
@@ -215,6 +227,8 @@ def show_list(console: Console, scale: Scale) -> None:
 
 def by_setting(lines: Sequence[Compared]) -> dict[str, list[list[str]]]:
     """Return headings and rows for each data set and setting, without these two columns."""
+    from fedtail.reproduce.results import as_rows
+
     headings, *rows = as_rows(lines)
     groups: dict[str, list[list[str]]] = {}
     for row in rows:

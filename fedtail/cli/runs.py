@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtail.callbacks.progress import human_seconds
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
 from fedtail.study.grid import Row, grid
-from fedtail.study.runs import Run, read_run, run_folders
+
+if TYPE_CHECKING:
+    from fedtail.study.runs import Run
 
 EXAMPLES = """Examples:
 
@@ -32,6 +33,8 @@ def runs(
 
     The age is that of the last round. The accuracy is that of the last test.
     """
+    from fedtail.study.runs import run_folders
+
     paths = run_folders(folder)
     if not paths:
         raise FedtailError(f"'{folder}' holds no run: begin one with fedtail run")
@@ -41,6 +44,8 @@ def runs(
 
 
 def _row(path: Path, folder: Path) -> Row:
+    from fedtail.study.runs import read_run
+
     name = str(path.relative_to(folder)) if path != folder else path.name or str(path)
     try:
         run = read_run(path)
@@ -63,6 +68,8 @@ def _row(path: Path, folder: Path) -> Row:
 
 def _age(run: Run) -> str:
     """Return how long ago the run last wrote a round; if it has none, its description."""
+    from fedtail.callbacks.progress import human_seconds
+
     files = [run.path / name for name in ("metrics.jsonl", "experiment.toml")]
     newest = next(file for file in files if file.exists()).stat().st_mtime
     seconds = max(0.0, time.time() - newest)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fedtail.callbacks import Record
-from fedtail.study.lines import Line
-from fedtail.study.runs import Run
-from fedtail.study.tables import as_text
+if TYPE_CHECKING:
+    from fedtail.callbacks import Record
 
 NARROWEST = 64
 """A terminal with fewer columns wraps the lines; the numbers are still whole."""
@@ -29,5 +28,9 @@ def show_run(
     console: Console, title: str, history: Sequence[Record], server_data: str = ""
 ) -> None:
     """Print one run's last numbers."""
+    from fedtail.study.lines import Line
+    from fedtail.study.runs import Run
+    from fedtail.study.tables import as_text
+
     run = Run(Path(), {}, [dict(record) for record in history], True)
     console.print(as_text([Line(title, (run,), server_data=server_data)], console.width), end="")

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.cli.compare import choices_from, interruptible
-from fedtail.cli.describe import described
 from fedtail.cli.options import (
     EXPERIMENT,
     OUTPUT,
@@ -22,8 +21,6 @@ from fedtail.cli.options import (
 )
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
-from fedtail.study.study import folder_for_runs
-from fedtail.study.tune import search
 
 EXAMPLES = """Examples:
 
@@ -88,6 +85,10 @@ def tune(
     is given up early. The same command again goes on, also with more --trials.
     The best values are also in tuned.json, all trials in tune.db (Optuna's).
     """
+    from fedtail.cli.describe import described
+    from fedtail.study.study import folder_for_runs
+    from fedtail.study.tune import search
+
     if not methods:
         raise FedtailError("name at least one method to tune: --method fedlc --method ...")
     plain = described(words, flags, plugin, trust_plugins)

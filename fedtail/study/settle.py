@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from fedtail.callbacks import Callback, Record, Snapshot
+from fedtail.callbacks import Callback, Record, Snapshot, read_records
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment, load_experiment
 from fedtail.folder import FREE, RunFolder
@@ -68,7 +68,7 @@ def ended_before(planned: Planned) -> Ending | None:
         must_be_the_same(folder, planned.experiment)
     except FedtailError as error:
         return Ending(str(error), refused=True)
-    return Ending(before=True) if folder.finished and folder.records() else None
+    return Ending(before=True) if folder.finished and read_records(folder.metrics) else None
 
 
 def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
