@@ -34,9 +34,9 @@ app = typer.Typer(
     epilog="Begin with: fedtail run",
 )
 app.command(epilog=_run.EXAMPLES)(_run.run)
-app.command(epilog=_compare.EXAMPLES)(_compare.compare)
-app.command(epilog=_tune.EXAMPLES)(_tune.tune)
-app.command(epilog=_runs.EXAMPLES)(_runs.runs)
+app.command("compare", epilog=_compare.EXAMPLES)(_compare.compare_command)
+app.command("tune", epilog=_tune.EXAMPLES)(_tune.tune_command)
+app.command("runs", epilog=_runs.EXAMPLES)(_runs.runs_command)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)

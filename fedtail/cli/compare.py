@@ -14,7 +14,7 @@ from fedtail.cli.options import (
     EXPERIMENT,
     OUTPUT,
     Grids,
-    Jobs,
+    JobCount,
     Plugins,
     TrustPlugins,
     Words,
@@ -35,7 +35,7 @@ fedtail compare --method fedlc --grid tau=0.5,1,2 --grid local.lr=0.1,0.01 --job
 
 
 @with_flags("method", "seed")
-def compare(
+def compare_command(
     flags: dict[str, Any],
     words: Words = None,
     methods: Annotated[
@@ -67,7 +67,7 @@ def compare(
         ),
     ] = Path("runs/compare"),
     grid: Grids = None,
-    jobs: Jobs = 1,
+    jobs: JobCount = 1,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:

@@ -147,7 +147,7 @@ Grids = Annotated[
         show_default=False,
     ),
 ]
-Jobs = Annotated[
+JobCount = Annotated[
     int,
     typer.Option(
         metavar="N",

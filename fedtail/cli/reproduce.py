@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedtail.cli.compare import interruptible
-from fedtail.cli.options import EXPERIMENT, OUTPUT, Jobs
+from fedtail.cli.options import EXPERIMENT, OUTPUT, JobCount
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
 from fedtail.study.grid import Row, grid
@@ -90,7 +90,7 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    jobs: Jobs = 1,
+    jobs: JobCount = 1,
 ) -> None:
     """Run a table of a paper, and set our numbers beside the printed ones.
 

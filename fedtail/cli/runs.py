@@ -23,7 +23,7 @@ fedtail runs runs/compare
 """
 
 
-def runs(
+def runs_command(
     folder: Annotated[
         Path,
         typer.Argument(metavar="[FOLDER]", help="where to look (default runs)", show_default=False),

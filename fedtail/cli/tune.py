@@ -13,7 +13,7 @@ from fedtail.cli.options import (
     EXPERIMENT,
     OUTPUT,
     Grids,
-    Jobs,
+    JobCount,
     Plugins,
     TrustPlugins,
     Words,
@@ -31,7 +31,7 @@ fedtail tune a.toml --method fedlc --range tau=0.5..4 --grid local.epochs=1,5
 
 
 @with_flags("method")
-def tune(
+def tune_command(
     flags: dict[str, Any],
     words: Words = None,
     methods: Annotated[
@@ -74,7 +74,7 @@ def tune(
             show_default=False,
         ),
     ] = Path("runs/tune"),
-    jobs: Jobs = 1,
+    jobs: JobCount = 1,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:

@@ -13,7 +13,7 @@ from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
 from fedtail.metrics.scores import SCORES
 from fedtail.report.features import GROUPS, SIDES, FeatureView
-from fedtail.study.lines import Line, Moments, differing, make_lines, moments, seconds
+from fedtail.study.lines import Line, MeanAndDeviation, differing, make_lines, moments, seconds
 from fedtail.study.runs import Plain, Run
 from fedtail.study.tables import TITLES
 from fedtail.version import __version__
@@ -118,11 +118,11 @@ def _rounded(value: float | None, digits: int = 5) -> float | int | None:
     return round(value) if digits == 0 else round(value, digits)
 
 
-def _pair(pair: Moments) -> list[float | int | None]:
+def _pair(pair: MeanAndDeviation) -> list[float | int | None]:
     return [_rounded(value) for value in pair]
 
 
-def _band(pairs: Sequence[Moments]) -> Plain:
+def _band(pairs: Sequence[MeanAndDeviation]) -> Plain:
     return {
         "mean": [_rounded(mean) for mean, _ in pairs],
         "std": [_rounded(std) for _, std in pairs],

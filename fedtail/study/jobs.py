@@ -25,14 +25,14 @@ from fedtail.signals import ended_by_signals
 from fedtail.study.plan import Planned
 from fedtail.study.settle import Ending, Rounds, settle
 
-LEAVE = 5.0
+SECONDS_TO_LEAVE = 5.0
 """Seconds that processes have to end by themselves."""
 Hear = Callable[[Planned, Record], bool]
 """Is told each round of a run as it goes, and says whether to go on."""
 
 
 @dataclass
-class Worker:
+class RunProcess:
     """Our end of a process, and the run that it is doing."""
 
     process: BaseProcess
@@ -58,7 +58,7 @@ def side_by_side(
     """
     plugins = list(dict.fromkeys(name for p in plan for name in p.experiment.plugins))
     waiting = deque(plan)
-    workers: list[Worker] = []
+    workers: list[RunProcess] = []
     try:
         while waiting or any(worker.doing for worker in workers):
             free = next((worker for worker in workers if worker.doing is None), None)
@@ -85,7 +85,7 @@ def side_by_side(
 
 
 def _heard(
-    worker: Worker, workers: list[Worker], hear: Hear, warn: Callable[[str], None]
+    worker: RunProcess, workers: list[RunProcess], hear: Hear, warn: Callable[[str], None]
 ) -> Iterator[tuple[Planned, Ending]]:
     """Take one message of a process, which may be the end of its run, or its own."""
     planned = worker.doing
@@ -96,7 +96,7 @@ def _heard(
             worker.pipe.send(hear(planned, content))
     except (EOFError, OSError):
         workers.remove(worker)
-        worker.process.join(LEAVE)
+        worker.process.join(SECONDS_TO_LEAVE)
         said = f"its process ended with exit code {worker.process.exitcode}"
         yield planned, Ending(f"{said} (-9 often means that memory ran out: use fewer --jobs)")
         return
@@ -117,22 +117,22 @@ def _unsendable(error: Exception) -> Ending:
     return Ending(f"{said}module that can be imported, or use one job", refused=True)
 
 
-def _hire(plugins: Sequence[str]) -> Worker:
+def _hire(plugins: Sequence[str]) -> RunProcess:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve_runs, args=(theirs, plugins), daemon=True)
     process.start()
     theirs.close()
-    return Worker(process, ours)
+    return RunProcess(process, ours)
 
 
-def _dismiss(workers: Sequence[Worker]) -> None:
+def _dismiss(workers: Sequence[RunProcess]) -> None:
     """End all processes: those that are in the middle of a run are asked to leave it."""
     for worker in workers:
         if worker.doing is not None:
             worker.process.terminate()
         worker.pipe.close()
-    until = time.monotonic() + LEAVE
+    until = time.monotonic() + SECONDS_TO_LEAVE
     for worker in workers:
         worker.process.join(max(0.0, until - time.monotonic()))
         worker.process.kill()

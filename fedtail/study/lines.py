@@ -20,7 +20,7 @@ SHOWN_DIFFERENCES = 3
 OF_DATA = ("data", "tail", "partition", "clients", "server_per_class", "groups")
 """Sections that decide on what runs train and are scored."""
 
-Moments = tuple[float | None, float | None]
+MeanAndDeviation = tuple[float | None, float | None]
 """Mean and sample standard deviation; `None` where there is none."""
 
 
@@ -46,7 +46,7 @@ class Line:
     failures: Mapping[int, str] = field(default_factory=dict)
     server_data: str = ""
 
-    def score(self, key: str) -> Moments:
+    def score(self, key: str) -> MeanAndDeviation:
         """Return a score of the last tested round of each run, over seeds."""
         return moments(list(self.by_seed(key).values()))
 
@@ -74,7 +74,7 @@ class Line:
         """How long a run takes."""
         return self.total(seconds)
 
-    def curve(self, key: str) -> list[Moments]:
+    def curve(self, key: str) -> list[MeanAndDeviation]:
         """Return a score over `rounds`, over the seeds that have it there."""
         histories = [{r["round"]: r.get(key) for r in run.records} for run in self.runs]
         return [moments([history.get(at) for history in histories]) for at in self.rounds]
@@ -98,14 +98,14 @@ class Line:
         }
         return sorted(tested)
 
-    def per_class(self) -> list[Moments]:
+    def per_class(self) -> list[MeanAndDeviation]:
         """Return the accuracy of each class in the last tested round, over seeds."""
         rows = [(run.tested or {}).get("per_class") or [] for run in self.runs]
         classes = max(map(len, rows))
         return [moments([row[c] for row in rows if c < len(row)]) for c in range(classes)]
 
 
-def moments(values: Sequence[float | None]) -> Moments:
+def moments(values: Sequence[float | None]) -> MeanAndDeviation:
     """Return mean and sample deviation of the values that are there; one value has no deviation."""
     known = [value for value in values if value is not None]
     return (

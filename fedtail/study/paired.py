@@ -11,8 +11,8 @@ import numpy as np
 
 CONFIDENCE = 0.95
 EXACT = 16
-"""Up to so many seeds all sign flips are counted; with more, `DRAWN` of them are drawn."""
-DRAWN = 2**EXACT
+"""Up to so many seeds all sign flips are counted; with more, `DRAWN_FLIPS` of them are drawn."""
+DRAWN_FLIPS = 2**EXACT
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def sign_flip(differences: Sequence[float]) -> float:
     if n <= EXACT:
         flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
     else:
-        flips = np.random.default_rng(0).integers(0, 2, (DRAWN, n))
+        flips = np.random.default_rng(0).integers(0, 2, (DRAWN_FLIPS, n))
         flips[0] = 0  # what was found is one of the possible outcomes
     sums = np.abs((1 - 2 * flips) @ d)
     # Sums that are equal on paper may differ in their last bits.

@@ -60,9 +60,12 @@ def apply_method(plain: dict[str, Any], spec: str) -> str:
 
 def method_class(plain: Mapping[str, Any]) -> type[Method[Any]]:
     """Return the class of the method that plain data names."""
+    return Method.registry[_method_name(plain)]
+
+
+def _method_name(plain: Mapping[str, Any]) -> str:
     held = plain.get("method", {})
-    name = held.get("name", "fedavg") if isinstance(held, Mapping) else held
-    return Method.registry[str(name)]
+    return str(held.get("name", "fedavg") if isinstance(held, Mapping) else held)
 
 
 def field_meant(path: str, plain: Mapping[str, Any], others: Iterable[str] = ()) -> str:
@@ -79,6 +82,8 @@ def field_meant(path: str, plain: Mapping[str, Any], others: Iterable[str] = ())
     others
         More fields that can be meant.
     """
+    if _method_name(plain) not in Method.registry:
+        return ""  # a plug-in may bring it, or it is refused later
     root, _, rest = path.partition(".")
     method = method_class(plain).model_fields
     inner = rest.partition(".")[0]

@@ -13,7 +13,7 @@ from rich.text import Text
 from fedtail.metrics import human_bytes
 from fedtail.metrics.scores import SCORES
 from fedtail.study.grid import Row, folded, grid
-from fedtail.study.lines import Line, Moments
+from fedtail.study.lines import Line, MeanAndDeviation
 from fedtail.study.paired import Difference
 
 TITLES = {
@@ -64,7 +64,7 @@ def _cells(line: Line) -> list[str]:
     return [*shown, human_bytes(traffic), f"{took:.{int(took < 10)}f} s"]
 
 
-def _percent(score: Moments) -> str:
+def _percent(score: MeanAndDeviation) -> str:
     mean, std = score
     if mean is None:
         return "-"

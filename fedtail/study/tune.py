@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import RDBStorage
 
-BATCH = 5
+TRIALS_AT_ONCE = 5
 """So many trials of a method are drawn before the next ones know what they gave."""
 DATABASE, RESULT = "tune.db", "tuned.json"
 
@@ -229,7 +229,9 @@ class _Search:
             study_name=space.label,
             storage=storage,
             direction="maximize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=BATCH, n_warmup_steps=rounds // 4),
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=TRIALS_AT_ONCE, n_warmup_steps=rounds // 4
+            ),
             load_if_exists=True,
         )
         stored = self.study.user_attrs.setdefault("settings", space.settings())
@@ -252,8 +254,8 @@ class _Search:
         known = self.study.get_trials(deepcopy=False)
         open_ = [trial for trial in known if not trial.state.is_finished()]
         batch = [optuna.Trial(self.study, trial._trial_id) for trial in open_]
-        first = (len(known) - len(open_)) // BATCH * BATCH
-        for number in range(len(known), min(first + BATCH, trials)):
+        first = (len(known) - len(open_)) // TRIALS_AT_ONCE * TRIALS_AT_ONCE
+        for number in range(len(known), min(first + TRIALS_AT_ONCE, trials)):
             seed = derive(self.space.experiment.seed, f"tune/{self.space.label}", number)
             self.study.sampler = optuna.samplers.TPESampler(seed=seed % 2**32)
             batch.append(self.study.ask(self.space.distributions))
