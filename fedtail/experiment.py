@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field, field_validator, model_validator
 from torch import nn
 
-from fedtail.config import Config
+from fedtail.config import Component, Config
 from fedtail.data.augment import Augment
 from fedtail.data.dataset import Source
 from fedtail.data.held_out import Validation
@@ -296,12 +296,35 @@ def override(plain: dict[str, Any], path: str, value: Any) -> None:
     at = plain
     for section in sections:
         inner = at.get(section, {})
+        inner = fields_of(inner) if isinstance(inner, Config) else inner
         if not isinstance(inner, str | Mapping):
             raise FedtailError(f"'{path}' cannot be set: '{section}' is {inner!r}, without fields")
         at[section] = {"name": inner} if isinstance(inner, str) else dict(inner)
         at = at[section]
     # Naming a component anew forgets the fields of the one that stood there.
     at[last] = value
+
+
+def fields_of(part: Config) -> dict[str, Any]:
+    """Return a part of an experiment as a table whose values stay objects."""
+    name = {"name": part.name} if isinstance(part, Component) else {}
+    return {**name, **{field: getattr(part, field) for field in type(part).model_fields}}
+
+
+def apply(plain: dict[str, Any], path: str, value: Any) -> None:
+    """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
+    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
+        value = {"name": "npz", "path": value}
+    if isinstance(value, str) and isinstance(plain.get(path), dict):
+        value = {**_carried(path, plain[path], value), "name": value}
+    override(plain, path, value)
+
+
+def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if "name" not in old or old["name"] == name:
+        return dict(old)
+    # Another method under the same protocol: how clients train stays, the method's own fields go.
+    return {"local": old["local"]} if section == "method" and "local" in old else {}
 
 
 def parse_value(text: str) -> Any:

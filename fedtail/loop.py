@@ -22,6 +22,7 @@ from fedtail.callbacks import (
 )
 from fedtail.choice import Choice
 from fedtail.engines import Embedded, Engine
+from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
@@ -103,6 +104,7 @@ def run(
         for watcher in watchers:
             stack.callback(watcher.close)
         budget = None if protected is None else protected.budget
+        import_lazily_used(setting.device)
         return Loop(setting, engine, folder, watchers, budget, remarks).run(resume)
 
 

@@ -46,6 +46,8 @@ from fedtail.privacy.config import Privacy
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.result import Result
+from fedtail.study.study import Study, compare
+from fedtail.study.tune import Tuned, tune
 from fedtail.training import (
     BatchSampler,
     ClassBalanced,
@@ -130,17 +132,21 @@ __all__ = [
     "Split",
     "SplitModel",
     "Step",
+    "Study",
     "Tail",
     "Task",
     "TauSampling",
     "TorchData",
     "Total",
+    "Tuned",
     "Update",
     "Validation",
     "WeightedCrossEntropy",
+    "compare",
     "experts",
     "load",
     "make_split",
     "run",
+    "tune",
 ]
 __all__ += methods.__all__

@@ -13,13 +13,6 @@ ROOT = Path(fedtail.__file__).parent
 ALLOWED = {
     "EXAMPLES": "of each command, found under one name by the module that puts commands together",
     "logger": "of each module that logs, as everywhere in Python",
-    # Of parts that are being rewritten.
-    "History": "",
-    "Line": "",
-    "SCORES": "",
-    "as_csv": "",
-    "carry_out": "",
-    "write_results": "",
 }
 """Names that more than one module may define, and why."""
 

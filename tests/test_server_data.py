@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import csv
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from rich.console import Console
 
 from fedtail import (
     IID,
@@ -19,10 +19,11 @@ from fedtail import (
     Method,
     ModelState,
 )
-from fedtail.cli.results import Line, as_csv
-from fedtail.cli.tables import show_lines
 from fedtail.experiment import make_experiment
 from fedtail.setting import prepare
+from fedtail.study.lines import Line
+from fedtail.study.runs import Run
+from fedtail.study.tables import as_csv, as_text, described_lines
 
 
 class Learned(FedAvg[ModelState]):
@@ -106,17 +107,11 @@ def test_it_comes_from_what_the_tail_dropped() -> None:
 
 
 def test_the_table_and_the_files_say_so() -> None:
-    history = [
-        dict.fromkeys(("accuracy", "many", "medium", "few", "worst_class", "seconds"), 0.5)
-        | {"bytes_up": 1, "bytes_down": 1}
-    ]
-    lines = [Line("a", {0: history}), Line("b", {0: history}, server_data="labelled, 4 a class")]
-    text = io.StringIO()
-    show_lines(Console(file=text, width=100), lines)
-    assert text.getvalue().count("(labelled, 4 a class)") == 1
-    rows = [line.describe() for line in lines]
+    record = dict.fromkeys(("accuracy", "many", "medium", "few", "worst_class", "seconds"), 0.5)
+    run = Run(Path(), {}, [record | {"round": 1, "bytes_up": 1, "bytes_down": 1}], True)
+    lines = [Line("a", (run,)), Line("b", (run,), server_data="labelled, 4 a class")]
+    assert as_text(lines, 100).plain.count("(labelled, 4 a class)") == 1
+    rows = described_lines(lines)
     assert [row["server_data"] for row in rows] == ["", "labelled, 4 a class"]
-    header, first, second = as_csv(rows).splitlines()
-    assert header.endswith(",server_data")
-    assert first.endswith(",")
-    assert second.endswith('"labelled, 4 a class"')
+    first, second = csv.DictReader(as_csv(lines).splitlines())
+    assert (first["server_data"], second["server_data"]) == ("", "labelled, 4 a class")

@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.results_file import RESULTS, readable
-from fedtail.cli.specs import folder_name
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
+from fedtail.study.spec import folder_name
 
 FACTS = ("commit", "fedtail", "torch", "python", "platform")
 

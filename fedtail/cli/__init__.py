@@ -19,7 +19,9 @@ from fedtail.cli import predict as _predict
 from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
 from fedtail.cli import run as _run
+from fedtail.cli import runs as _runs
 from fedtail.cli import split as _split
+from fedtail.cli import tune as _tune
 from fedtail.cli.data import data_app
 from fedtail.cli.flower import flower_app
 from fedtail.cli.methods import methods
@@ -34,7 +36,9 @@ app = typer.Typer(
     epilog="Begin with: fedtail run",
 )
 app.command("run", epilog=_run.EXAMPLES)(_run.run_command)
-app.command(epilog=_compare.EXAMPLES)(_compare.compare)
+app.command("compare", epilog=_compare.EXAMPLES)(_compare.compare_command)
+app.command("tune", epilog=_tune.EXAMPLES)(_tune.tune_command)
+app.command("runs", epilog=_runs.EXAMPLES)(_runs.runs_command)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_predict.EXAMPLES)(_predict.predict)
 app.command(name="export", epilog=_export.EXAMPLES)(_export.export_command)

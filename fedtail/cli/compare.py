@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +13,16 @@ from rich.console import Console
 from fedtail.cli.options import (
     EXPERIMENT,
     OUTPUT,
+    Grids,
+    JobCount,
     Plugins,
     TrustPlugins,
     Words,
     known,
     with_flags,
 )
-from fedtail.cli.results import Line, write_results
-from fedtail.cli.specs import folder_name, split_spec
-from fedtail.cli.tables import make_console, show_lines
+from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
-from fedtail.files import make_folder
 from fedtail.signals import ended_by_signals, exit_code
 
 if TYPE_CHECKING:
@@ -36,11 +35,13 @@ EXAMPLES = """Examples:
 fedtail compare --method fedavg --method fedavg,local.lr=0.1 --seeds 3
 
 fedtail compare a.toml --method fedavg --method fedavg,sampler=class_balanced
+
+fedtail compare --method fedlc --grid tau=0.5,1,2 --grid local.lr=0.1,0.01 --jobs 2
 """
 
 
 @with_flags("method", "seed")
-def compare(
+def compare_command(
     flags: dict[str, Any],
     words: Words = None,
     methods: Annotated[
@@ -72,6 +73,8 @@ def compare(
             show_default=False,
         ),
     ] = Path("runs/compare"),
+    grid: Grids = None,
+    jobs: JobCount = 1,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -79,93 +82,59 @@ def compare(
 
     The same command again goes on with a comparison: finished runs are not run
     again, an interrupted one goes on where it stopped. One that fails does not
-    stop the others. The table is also in comparison.json and comparison.csv,
-    and report.html shows the runs.
+    stop the others. With several seeds the differences to the first method follow,
+    each with its 95 % interval. The table is also in comparison.json and
+    comparison.csv, and report.html shows the runs.
     """
     from fedtail.cli.describe import described
-    from fedtail.report.document import leave_report
+    from fedtail.study.plan import chosen, make_plan
+    from fedtail.study.study import carry_out, folder_for_runs
+    from fedtail.study.tables import as_text
 
     if seeds < 1:
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
-    if not methods:
+    if not methods and not grid:
         raise FedtailError("name at least one method to compare: --method fedavg --method ...")
-    plan = make_plan(described(words, flags, plugin, trust_plugins), methods, seeds)
+    plain = described(words, flags, plugin, trust_plugins)
+    numbers = range(first_seed(plain), first_seed(plain) + seeds)
+    choices = choices_from(methods or [], grid or [])
+    plan = make_plan(chosen(plain, choices), numbers, out)
     console = make_console()
-    with folder_for_runs(out):
-        try:
-            with ended_by_signals():
-                lines = carry_out(plan, out, console)
-        except KeyboardInterrupt as stop:
-            console.print("interrupted; the same command goes on from here")
-            raise typer.Exit(exit_code(stop)) from None
-        write_results(out, lines)
-        leave_report(out)
-    show_lines(console, lines)
+    with folder_for_runs(out), interruptible(console):
+        study = carry_out(plan, out, jobs, console)
+    console.print(as_text(study.lines, console.width), end="")
     console.print(str(out), soft_wrap=True, highlight=False, markup=False)
-    if any(line.failures for line in lines):
+    if study.failures:
         raise typer.Exit(1)
 
 
-def make_plan(plain: dict[str, Any], methods: list[str], seeds: int) -> Plan:
-    """Return every experiment by method and seed, all checked before the first one runs."""
+@contextlib.contextmanager
+def interruptible(console: Console) -> Iterator[None]:
+    """End with the signal's exit code when the block is interrupted, and say how to go on."""
+    try:
+        with ended_by_signals():
+            yield
+    except KeyboardInterrupt as stop:
+        console.print("interrupted; the same command goes on from here")
+        raise typer.Exit(exit_code(stop)) from None
+
+
+def choices_from(methods: Sequence[str], grids: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values to try by the names of their fields."""
+    from fedtail.study.spec import split_spec
+
+    choices = {"method": list(dict.fromkeys(",".join(split_spec(method)) for method in methods))}
+    for word in grids:
+        path, equals, text = word.partition("=")
+        if not equals or not path.strip() or not text.strip():
+            raise FedtailError(f"--grid '{word}' is not of the form field=value,value,...")
+        choices[path.strip()] = split_spec(text)
+    return choices
+
+
+def first_seed(plain: Mapping[str, Any]) -> int:
+    """Return the seed that the others are counted from."""
     first = plain.get("seed", 0)
     if not isinstance(first, int):
         raise FedtailError(f"'seed' = {first!r} is refused: give a whole number")
-    specs = dict.fromkeys(",".join(split_spec(method)) for method in methods)
-    return {
-        spec: {seed: variant(plain, spec, seed) for seed in range(first, first + seeds)}
-        for spec in specs
-    }
-
-
-def variant(plain: dict[str, Any], spec: str, seed: int) -> Experiment:
-    """Return the experiment with another method and seed."""
-    from fedtail.cli.describe import apply
-    from fedtail.experiment import make_experiment, parse_overrides
-
-    name, *fields = split_spec(spec)
-    changed = {**plain, "seed": seed, "name": f"{spec} seed {seed}"}
-    apply(changed, "method", name)
-    for path, value in parse_overrides(fields):
-        apply(changed, f"method.{path}", value)
-    try:
-        return make_experiment(changed)
-    except FedtailError as error:
-        raise FedtailError(f"--method {spec}: {error}") from None
-
-
-@contextlib.contextmanager
-def folder_for_runs(out: Path) -> Iterator[None]:
-    """Make the folder first, so that a wrong one is found early; leave no empty one behind."""
-    make_folder(out)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            out.rmdir()
-
-
-def carry_out(plan: Plan, out: Path, console: Console) -> list[Line]:
-    """Do what is left of every run; what fails is noted, and the next one is begun."""
-    from fedtail.cli.settle import reason, settle
-
-    lines = [
-        Line(spec, server_data=next(iter(seeds.values())).server_data)
-        for spec, seeds in plan.items()
-    ]
-    refusals: set[str] = set()
-    for line in lines:
-        for seed, experiment in plan[line.spec].items():
-            try:
-                path = out / folder_name(line.spec, seed)
-                line.histories[seed] = settle(experiment, path, console)
-            except Exception as error:
-                line.failures[seed] = reason(error)
-                if isinstance(error, FedtailError):
-                    refusals.add(str(error))
-                message = f"{experiment.title} failed: {line.failures[seed]}"
-                console.print(message, style="red", soft_wrap=True, markup=False)
-    if len(refusals) == 1 and not any(line.histories for line in lines):
-        # What every run refuses is wrong input to the command itself.
-        raise FedtailError(refusals.pop())
-    return lines
+    return first

@@ -10,12 +10,13 @@ from fedtail.cli.options import FLAGS
 from fedtail.errors import FedtailError
 from fedtail.experiment import (
     Experiment,
+    apply,
     load_experiment,
     make_experiment,
-    override,
     parse_overrides,
 )
 from fedtail.plugins import load_plugins, must_be_trusted, other_plugins, stored_plugins
+from fedtail.study.spec import apply_method, field_meant
 
 
 def described(
@@ -32,8 +33,12 @@ def described(
     plain = _file(files)
     from_file = stored_plugins(plain)
     for name, value in flags.items():
-        apply(plain, FLAGS[name].path, value)
+        if name == "method":
+            apply_method(plain, value)
+        else:
+            apply(plain, FLAGS[name].path, value)
     for path, value in parse_overrides(word for word in words or [] if "=" in word):
+        must_be_meant(path, plain)
         apply(plain, path, value)
         from_file = [] if path == "plugins" else from_file
     named = plugins or []
@@ -45,6 +50,15 @@ def described(
     return _named(plain)
 
 
+def must_be_meant(path: str, plain: Mapping[str, Any]) -> None:
+    """Refuse the name of no field if another one has it, and say which, with its flag."""
+    flags = {flag.path: name for name, flag in FLAGS.items()}
+    meant = field_meant(path, plain, flags)
+    if meant:
+        flag = f" or --{flags[meant].replace('_', '-')}" if meant in flags else ""
+        raise FedtailError(f"unknown key '{path}'; did you mean '{meant}'{flag}?")
+
+
 def experiment_from(
     words: list[str] | None,
     flags: Mapping[str, Any],
@@ -53,15 +67,6 @@ def experiment_from(
 ) -> Experiment:
     """Return the checked experiment."""
     return make_experiment(described(words, flags, plugins, trust))
-
-
-def apply(plain: dict[str, Any], path: str, value: Any) -> None:
-    """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
-    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
-        value = {"name": "npz", "path": value}
-    if isinstance(value, str) and isinstance(plain.get(path), dict):
-        value = {**_carried(path, plain[path], value), "name": value}
-    override(plain, path, value)
 
 
 def _file(files: list[str]) -> dict[str, Any]:
@@ -80,10 +85,3 @@ def _named(plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(data, dict) and str(data.get("path", "")).endswith(".npz"):
         data.setdefault("name", "npz")
     return plain
-
-
-def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    return {"local": old["local"]} if section == "method" and "local" in old else {}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from fedtail.callbacks import Progress, read_records
+from fedtail.callbacks import Progress, Record, read_records
 from fedtail.callbacks.progress import ending
-from fedtail.cli.results import History
-from fedtail.cli.specs import safe_name
 from fedtail.cli.tables import make_console, say, show_run
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
@@ -22,6 +20,7 @@ from fedtail.metrics import shipped_record
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.signals import ended_by_signals, exit_code
 from fedtail.state import digest
+from fedtail.study.spec import safe_name
 
 
 def begin(experiment: Experiment, out: Path | None, launch: Launch | None) -> None:
@@ -94,7 +93,7 @@ def execute(
     say(f"{folder.path}  model {result.digest[:16]}")
 
 
-def show_finished(experiment: Experiment, folder: RunFolder, history: History) -> None:
+def show_finished(experiment: Experiment, folder: RunFolder, history: Sequence[Record]) -> None:
     """Show a run that came to its end before."""
     model = digest(folder.shipped())[:16]
     say(f"this run is finished: {len(history)} of {experiment.rounds} rounds")

@@ -133,6 +133,25 @@ Plugins = Annotated[
     ),
 ]
 
+Grids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="FIELD=VALUE,VALUE...",
+        help="values to try, of the experiment or of a method; every combination of all grids",
+        rich_help_panel=EXPERIMENT,
+        show_default=False,
+    ),
+]
+JobCount = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="how many runs go side by side, each in a process; same numbers (default 1)",
+        rich_help_panel=RUNNING,
+        show_default=False,
+    ),
+]
 TrustPlugins = Annotated[
     bool,
     typer.Option(

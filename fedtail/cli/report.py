@@ -101,19 +101,21 @@ def report(
         show_live(folders, port)
         return
     from fedtail.report import (
-        as_csv,
-        as_latex,
         features_csv,
         make_content,
-        make_lines,
         make_page,
         norms_csv,
-        read_runs,
         write_figures,
     )
+    from fedtail.report.facts import cautions
+    from fedtail.study.lines import make_lines
+    from fedtail.study.runs import read_runs
+    from fedtail.study.tables import as_csv, as_latex
 
     runs = read_runs(folders)
     lines = make_lines(runs)
+    for caution in cautions(lines):
+        say(f"warning: {caution}")
     views = (
         look_at(lines, LISTS["samples"] if samples is None else samples, client, trust_plugins)
         if features

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table as Grid
 
-from fedtail.cli.compare import folder_for_runs
-from fedtail.cli.options import EXPERIMENT, OUTPUT
-from fedtail.cli.specs import folder_name
+from fedtail.cli.compare import interruptible
+from fedtail.cli.options import EXPERIMENT, OUTPUT, JobCount
 from fedtail.cli.tables import make_console
 from fedtail.errors import FedtailError
-from fedtail.signals import ended_by_signals, exit_code
+from fedtail.study.grid import Row, grid
 
 if TYPE_CHECKING:
     from fedtail.reproduce.compared import Compared
     from fedtail.reproduce.cost import Cost
-    from fedtail.reproduce.measures import Finished
+    from fedtail.reproduce.recipe import Cell, Scale, Table
+    from fedtail.study.plan import Planned
+
+if TYPE_CHECKING:
+    from fedtail.reproduce.compared import Compared
+    from fedtail.reproduce.cost import Cost
     from fedtail.reproduce.recipe import Cell, Scale, Table
 
 EXAMPLES = """Examples:
@@ -90,15 +95,18 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    jobs: JobCount = 1,
 ) -> None:
     """Run a table of a paper, and set our numbers beside the printed ones.
 
-    Cells run one after the other. The same command again skips finished runs and
-    goes on with an interrupted one; a cell that fails does not stop the others.
+    The same command again skips finished runs and goes on with an interrupted one;
+    a cell that fails does not stop the others.
     The result is also in results.json, results.csv and results.md.
     """
     from fedtail.reproduce.recipe import load_recipe
-    from fedtail.reproduce.results import write_results
+    from fedtail.reproduce.results import write_tables
+    from fedtail.study.perform import perform
+    from fedtail.study.study import folder_for_runs
 
     console = make_console()
     if list_all or table is None:
@@ -109,14 +117,13 @@ def reproduce(
     check_data(chosen, cells, scale)
     runs = seeds or chosen.seeds(scale)
     folder = out or Path("runs") / f"{table}-{scale}"
-    with folder_for_runs(folder):
-        try:
-            with ended_by_signals():
-                lines = carry_out(chosen, cells, scale, runs, folder, console)
-        except KeyboardInterrupt as stop:
-            console.print("interrupted; the same command goes on from here")
-            raise typer.Exit(exit_code(stop)) from None
-        write_results(folder, chosen, scale, lines)
+    plans = planned_cells(chosen, cells, scale, runs, folder)
+    plan = {planned.path: planned for each in plans.values() for planned in each}
+    with folder_for_runs(folder), interruptible(console):
+        with closing(perform(list(plan.values()), jobs, console)) as ended:
+            failures = {planned.path: end.failure for planned, end in ended if end.failure}
+        lines = compare_cells(chosen, cells, plans, failures)
+        write_tables(folder, chosen, scale, lines)
     show_result(console, chosen, scale, lines)
     console.print(str(folder), soft_wrap=True, highlight=False, markup=False)
     if any(line.failures and not chosen.not_run(line.cell) for line in lines):
@@ -157,17 +164,33 @@ def check_data(table: Table, cells: Sequence[Cell], scale: Scale) -> None:
             )
 
 
-def carry_out(
+def planned_cells(
+    table: Table, cells: Sequence[Cell], scale: Scale, seeds: int, folder: Path
+) -> dict[str, list[Planned]]:
+    """Return the runs of each cell, and of the cells that these are compared with."""
+    from fedtail.study.plan import make_plan
+
+    wanted = [cell for cell in cells if not table.not_run(cell)]
+    wanted += [base for cell in wanted if (base := table.base(cell))]
+    return {
+        str(cell): make_plan(
+            {str(cell): partial(table.experiment, cell, scale)}, range(seeds), folder
+        )
+        for cell in wanted
+    }
+
+
+def compare_cells(
     table: Table,
     cells: Sequence[Cell],
-    scale: Scale,
-    seeds: int,
-    folder: Path,
-    console: Console,
+    plans: Mapping[str, Sequence[Planned]],
+    failures: Mapping[Path, str],
 ) -> list[Compared]:
-    """Do what is left of every cell; what fails is noted, and the next one is begun."""
+    """Set what the runs gave beside the printed numbers; what failed is noted."""
+    from fedtail.callbacks import read_records
+    from fedtail.folder import RunFolder
     from fedtail.reproduce.compared import compare_cell
-    from fedtail.reproduce.recipe import Cell
+    from fedtail.reproduce.measures import Finished
 
     lines: list[Compared] = []
     for cell in cells:
@@ -175,34 +198,21 @@ def carry_out(
         if why:
             lines += compare_cell(table, cell, [], failures=[f"not run: {why}"])
             continue
-        runs, failures = run_cell(table, cell, scale, seeds, folder, console)
-        others: list[Finished] = []
-        minus = list(table.meanings(cell))[-1].minus
-        if minus:
-            base = Cell(cell.dataset, cell.setting, minus)
-            others, more = run_cell(table, base, scale, seeds, folder, console)
-            failures += more
-        lines += compare_cell(table, cell, runs, others, failures)
+        base = table.base(cell)
+        ours, others = plans[str(cell)], plans[str(base)] if base else []
+        failed = [planned for planned in (*ours, *others) if planned.path in failures]
+        missing = {planned.seed for planned in failed}
+        runs, bases = (
+            [
+                Finished(planned.experiment, read_records(RunFolder(planned.path).metrics))
+                for planned in plan
+                if planned.seed not in missing
+            ]
+            for plan in (ours, others)
+        )
+        said = [f"seed {planned.seed}: {failures[planned.path]}" for planned in failed]
+        lines += compare_cell(table, cell, runs, bases, said)
     return lines
-
-
-def run_cell(
-    table: Table, cell: Cell, scale: Scale, seeds: int, folder: Path, console: Console
-) -> tuple[list[Finished], list[str]]:
-    """Return the finished runs of a cell, and why others are missing."""
-    from fedtail.cli.settle import reason, settle
-    from fedtail.reproduce.measures import Finished
-
-    runs, failures = [], []
-    for seed in range(seeds):
-        experiment = table.experiment(cell, scale, seed)
-        try:
-            history = settle(experiment, folder / folder_name(str(cell), seed), console)
-            runs.append(Finished(experiment, history))
-        except Exception as error:
-            failures.append(f"seed {seed}: {reason(error)}")
-            console.print(f"{cell} {failures[-1]}", style="red", soft_wrap=True, markup=False)
-    return runs, failures
 
 
 def show_list(console: Console, scale: Scale) -> None:
@@ -210,15 +220,12 @@ def show_list(console: Console, scale: Scale) -> None:
     from fedtail.reproduce.cost import cost
     from fedtail.reproduce.recipe import load_recipe, recipes
 
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    for heading in ("table", "what it shows"):
-        grid.add_column(heading, overflow="fold")
-    for heading in ("runs", "samples", "hours", "GPU"):
-        grid.add_column(heading, justify="right", no_wrap=True)
+    headings = ("table", "runs", "samples", "hours", "GPU")
+    rows = []
     for name in recipes():
         table = load_recipe(name)
-        grid.add_row(name, table.recipe.title, *_cost_cells(cost(table, scale)))
-    console.print(grid)
+        rows.append(Row(name, _cost_cells(cost(table, scale)), [(table.recipe.title, "dim")]))
+    console.print(grid(headings, rows, console.width), end="")
     speed = "hours of one core, at the speed measured for each network"
     console.print(f"scale {scale}; {speed}", style="dim")
 
@@ -245,11 +252,7 @@ def show_result(console: Console, table: Table, scale: Scale, lines: Sequence[Co
     console.print(title, style="bold", markup=False)
     for group, (headings, *rows) in by_setting(lines).items():
         console.print(f"\n{group}", markup=False, soft_wrap=True, highlight=False)
-        grid = Grid(box=None, pad_edge=False, header_style="bold")
-        for number, heading in enumerate(headings):
-            grid.add_column(heading, overflow="fold", justify="left" if number < 2 else "right")
-        for row in rows:
-            grid.add_row(*row)
-        console.print(grid)
+        cells = [Row(name, rest) for name, *rest in rows]
+        console.print(grid(headings, cells, console.width, left=1), end="")
     for failure in dict.fromkeys(f"{line.cell}: {why}" for line in lines for why in line.failures):
         console.print(failure, style="dim", soft_wrap=True, markup=False)

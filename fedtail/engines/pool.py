@@ -26,6 +26,7 @@ from typing import Any
 from torch.multiprocessing import get_context
 
 from fedtail.engines.executor import Done, Job, State, add_up, attempt
+from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
 from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
@@ -338,6 +339,7 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
         raise EOFError from None
     # The pipe shares all tensors between processes: right for data, wrong for the model.
     runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
+    import_lazily_used(runtime.device)
     pipe.send("")
     return runtime
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedtail.report.runs import Plain, Run
+from fedtail.study.runs import Plain, Run
 
 MOST_ROWS = 200
 """Rows of the panel; of more clients those with the lowest accuracy, or else the first."""

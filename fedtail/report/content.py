@@ -15,26 +15,15 @@ from fedtail.metrics.scores import SCORES
 from fedtail.report.by_client import by_client
 from fedtail.report.facts import cautions, head_facts
 from fedtail.report.features import GROUPS, SIDES, FeatureView
-from fedtail.report.lines import Line, MeanAndDeviation, differing, make_lines, moments, seconds
-from fedtail.report.runs import Plain, Run
+from fedtail.study.lines import Line, MeanAndDeviation, differing, make_lines, moments, seconds
+from fedtail.study.runs import Plain, Run
+from fedtail.study.tables import TITLES
 from fedtail.version import __version__
 
 MOST_CELLS = 20_000
 """Cells of a heat map; of a larger split the first clients are shown."""
 MOST_POINTS = 1000
 """Points of a curve; of a longer one every so many rounds are shown, and the last."""
-TITLES = {
-    "accuracy": "All",
-    "balanced_accuracy": "Balanced",
-    "many": "Many",
-    "medium": "Medium",
-    "few": "Few",
-    "tail": "Tail",
-    "worst_class": "Worst class",
-    "loss": "Loss",
-    "ece": "ECE",
-}
-"""The columns of the tables."""
 
 
 def make_content(

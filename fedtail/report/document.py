@@ -16,7 +16,7 @@ from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.report.content import make_content
 from fedtail.report.features import FeatureView
-from fedtail.report.runs import Plain, read_runs
+from fedtail.study.runs import Plain, read_runs
 
 SCRIPTS = (
     "draw.js",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedtail.report.lines import Line, differing
-from fedtail.report.runs import Plain, Run
+from fedtail.study.lines import Line, differing
+from fedtail.study.runs import Plain, Run
 
 PROTOCOL = ("data", "tail", "partition", "clients", "server_per_class", "groups")
 """Sections of an experiment that decide on what runs train and by what they are scored."""

@@ -26,11 +26,11 @@ from fedtail.models.ensemble import Ensemble
 from fedtail.models.heads import CosineHead, class_axis
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
-from fedtail.report.lines import Line
-from fedtail.report.runs import Run
 from fedtail.rng import derive, numpy_generator
 from fedtail.setting import Setting, prepare
 from fedtail.settled import restore_inputs
+from fedtail.study.lines import Line
+from fedtail.study.runs import Run
 
 SHOWN_SAMPLES = 1000
 """How many test samples are shown by default."""

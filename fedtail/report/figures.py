@@ -14,7 +14,7 @@ from fedtail.metrics.traffic import GB
 from fedtail.report.content import class_counts, named_classes
 from fedtail.report.feature_map import draw_map
 from fedtail.report.features import GROUPS, FeatureView
-from fedtail.report.lines import Line, seconds
+from fedtail.study.lines import Line, seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

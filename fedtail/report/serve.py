@@ -9,7 +9,7 @@ from pathlib import Path
 from fedtail.errors import FedtailError
 from fedtail.report.content import make_content
 from fedtail.report.document import embedded, make_page
-from fedtail.report.runs import Plain, read_runs
+from fedtail.study.runs import Plain, read_runs
 
 HOST = "127.0.0.1"
 """Never another: the page has no password."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from scipy.stats import t as student
-
 from fedtail.errors import FedtailError
 from fedtail.reproduce.measures import Finished, measure
 from fedtail.reproduce.recipe import DEVIATION, Cell, Table
-
-CONFIDENCE = 0.95
+from fedtail.study.paired import half_width
 
 
 @dataclass(frozen=True)
@@ -58,9 +54,7 @@ class Compared:
         """Whether the 95 % interval of our mean (Student's t) holds the paper's value."""
         if self.deviation is None or self.difference is None:
             return None
-        n = len(self.ours)
-        half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * self.deviation / math.sqrt(n)
-        return abs(self.difference) <= half
+        return abs(self.difference) <= (half_width(self.ours) or 0.0)
 
 
 def compare_cell(

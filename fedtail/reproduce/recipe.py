@@ -137,6 +137,11 @@ class Table:
             reasons = [score.not_run for score in scores]
         return reasons[0] if reasons else ""
 
+    def base(self, cell: Cell) -> Cell | None:
+        """Return the cell that a cell is compared with, if its values are differences."""
+        minus = list(self.meanings(cell))[-1].minus
+        return Cell(cell.dataset, cell.setting, minus) if minus else None
+
     def score(self, metric: str) -> Score:
         """Return how a metric is measured; a deviation is that of its metric over seeds."""
         metric = metric.removesuffix(DEVIATION)

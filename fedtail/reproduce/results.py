@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from fedtail.files import write_atomic
 from fedtail.folder import environment
 from fedtail.reproduce.compared import Compared
 from fedtail.reproduce.recipe import Scale, Table
+from fedtail.study.tables import written
 
 HEADINGS = [
     "data",
@@ -46,7 +45,7 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 
-def write_results(folder: Path, table: Table, scale: Scale, lines: Sequence[Compared]) -> None:
+def write_tables(folder: Path, table: Table, scale: Scale, lines: Sequence[Compared]) -> None:
     """Write ``results.json``, ``results.csv`` and ``results.md``."""
     rows = as_rows(lines)
     plain = {
@@ -59,9 +58,7 @@ def write_results(folder: Path, table: Table, scale: Scale, lines: Sequence[Comp
         "numbers": [_plain(line) for line in lines],
     }
     write_atomic(folder / "results.json", json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_atomic(folder / "results.csv", text.getvalue())
+    write_atomic(folder / "results.csv", written(rows[0], rows[1:]))
     write_atomic(folder / "results.md", markdown(table, scale, rows))
 
 

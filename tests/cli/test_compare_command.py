@@ -6,6 +6,9 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -56,7 +59,7 @@ def test_methods_and_seeds_become_one_table_and_two_files() -> None:
 def test_the_same_command_runs_nothing_again(here: Path) -> None:
     first = fedtail(*TWO)
     before = files(here / "out")
-    with patch("fedtail.cli.settle.run", side_effect=AssertionError("run again")):
+    with patch("fedtail.study.settle.run", side_effect=AssertionError("run again")):
         again = fedtail(*TWO)
     assert again.code == 0
     assert again.out.count("done already") == 2
@@ -115,7 +118,7 @@ def test_changed_settings_are_refused_for_that_run_only() -> None:
     done = fedtail(*BASE, "--method", "fedavg", "--method", "fedavg,buffers=first", "--lr", "0.2")
     assert done.code == 1
     one, other = json.loads(Path("out/comparison.json").read_text())
-    assert "holds a run with other settings" in one["failed"]["0"]
+    assert "holds a run with another 'method'" in one["failed"]["0"]
     assert other["seeds"] == [0]
 
 
@@ -124,13 +127,74 @@ def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
     before = files(here / "out")
     done = fedtail(*TWO, "--rounds", "4")
     assert done.code == 2
-    assert done.err == ("error: its folder holds a run with other settings; choose another --out\n")
+    assert done.err == (
+        "error: its folder holds a run with another 'rounds'; choose another --out\n"
+    )
     assert files(here / "out") == before
 
 
 def test_other_workers_are_the_same_experiment() -> None:
     assert fedtail(*BASE, "--method", "fedavg").code == 0
     assert "done already" in fedtail(*BASE, "--method", "fedavg", "--workers", "2").out
+
+
+def test_a_grid_and_jobs() -> None:
+    grid = ["--grid", "local.lr=0.1,1e-3", "--method", "fedavg", "--method", "fedlc"]
+    done = fedtail(*BASE, *grid, "--grid", "tau=0.5,2", "--jobs", "2")
+    assert done.code == 0, done.err
+    typed = [row["method"] for row in json.loads(Path("out/comparison.json").read_text())]
+    assert typed == [
+        "fedavg,local.lr=0.1",
+        "fedavg,local.lr=1e-3",
+        "fedlc,local.lr=0.1,tau=0.5",
+        "fedlc,local.lr=0.1,tau=2",
+        "fedlc,local.lr=1e-3,tau=0.5",
+        "fedlc,local.lr=1e-3,tau=2",
+    ]
+    assert "run 6 of 6: fedlc,local.lr=1e-3,tau=2 seed 0, about " in done.out
+    alone = fedtail(*BASE, *grid, "--grid", "tau=0.5,2", "--out", "alone")
+    assert alone.code == 0
+    for path in Path("out").rglob("model.safetensors"):
+        assert path.read_bytes() == Path("alone", *path.parts[1:]).read_bytes()
+
+
+def test_side_by_side_one_that_fails_does_not_stop_the_others() -> None:
+    Path("broken").touch()
+    done = fedtail(*FRAGILE, "--jobs", "2")
+    assert done.code == 1
+    assert "fragile seed 0 failed: ZeroDivisionError: nothing to divide by (plug.py, line" in (
+        done.out
+    )
+    assert "mine seed 0: done\n" in done.out
+    Path("broken").unlink()
+    assert fedtail(*FRAGILE, "--jobs", "2").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_side_by_side_can_be_interrupted(here: Path, number: signal.Signals) -> None:
+    words = [*TWO, "--rounds", "3000", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedtail", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        while len(list(here.glob("out/*/metrics.jsonl"))) < 2:
+            time.sleep(0.1)
+        # A terminal sends Ctrl-C to all processes of the command.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err == ""
+    assert out.endswith("interrupted; the same command goes on from here\n")
+    # Nobody is left who holds a folder.
+    assert list(here.glob("out/*/lock")) == []
+    assert list(here.glob("out/*/model.safetensors")) == []
 
 
 def test_seeds_are_counted_from_the_one_given() -> None:
@@ -143,9 +207,17 @@ def test_seeds_are_counted_from_the_one_given() -> None:
     ("words", "said"),
     [
         ([], "name at least one method to compare"),
-        (["--method", "fedavgg"], "--method fedavgg: method: unknown method 'fedavgg'; did you"),
-        (["--method", "fedavg,locl.lr=1"], "unknown key 'locl'; did you mean 'local'?"),
+        (["--method", "fedavgg"], "fedavgg: method: unknown method 'fedavgg'; did you"),
+        (["--method", "fedavg,locl.lr=1"], "unknown key 'locl.lr'; did you mean 'local.lr'?"),
         (["--method", "fedavg,local"], "'local' is not of the form"),
+        (["--method", "fedavg,lr=1"], "unknown key 'lr'; did you mean 'local.lr'?"),
+        (
+            ["--method", "fedavg", "lr=1"],
+            "unknown key 'lr'; did you mean 'method.local.lr' or --lr",
+        ),
+        (["--method", "fedavg", "--grid", "tau=1"], "none of the methods has a field 'tau'"),
+        (["--method", "fedavg", "--grid", "lr"], "--grid 'lr' is not of the form field=value"),
+        (["--method", "fedavg", "--jobs", "0"], "--jobs 0 is refused: give at least 1"),
         (["--method", "fedavg", "--seeds", "0"], "--seeds 0 is refused: give at least 1"),
         (["--method", "fedavg", "seed=x"], "'seed' = 'x' is refused: give a whole number"),
         (["--method", "fedavg", "--data", "gone.npz"], "there is no file gone.npz"),

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fedtail.cli.describe import apply, described, experiment_from
+from fedtail.cli.describe import described, experiment_from
 from fedtail.cli.options import FLAGS
-from fedtail.cli.specs import LONGEST, folder_name, split_spec
 from fedtail.data.longtail import Exponential, Step
 from fedtail.errors import FedtailError
-from fedtail.experiment import parse_overrides, parse_value
+from fedtail.experiment import apply, parse_overrides, parse_value
+from fedtail.study.spec import LONGEST, folder_name, split_spec
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_run_leaves_its_folder_and_a_table() -> None:
     done = fedtail("run", "rounds=1")
     assert done.code == 0, done.err
     *_, heading, row, last = done.out.splitlines()
-    assert heading.split() == ["run", "all", "many", "medium", "few", "class", "traffic", "time"]
+    assert heading.split() == ["run", "all", "many", "medium", "few", "worst", "traffic", "time"]
     assert row.startswith("digits-fedavg-seed0 ")
     assert last.startswith("runs/digits-fedavg-seed0  model ")
     folder = Path("runs/digits-fedavg-seed0")
@@ -66,6 +66,30 @@ def test_a_second_run_gets_a_folder_of_its_own() -> None:
     for _ in range(2):
         assert fedtail("run", "--data", "mine.npz", *SHORT, "name=a/b").code == 0
     assert sorted(p.name for p in Path("runs").iterdir()) == ["a-b", "a-b-2"]
+
+
+def test_a_method_with_fields_of_its_own() -> None:
+    spec = ["--method", "fedlc,tau=2,local.lr=0.5"]
+    done = fedtail("run", "--data", "mine.npz", *SHORT, *spec, "--lr", "0.25", "--out", "out")
+    assert done.code == 0, done.err
+    method = experiment("out")["method"]
+    assert (method["name"], method["loss"]["tau"], method["local"]["lr"]) == ("fedlc", 2.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("lr=0.1", "'method.local.lr' or --lr"),
+        ("method.lr=0.1", "'method.local.lr' or --lr"),
+        ("sampler=class_balanced", "'method.sampler'"),
+        ("batch_size=8", "'method.local.batch_size' or --batch-size"),
+        ("alpha=0.3", "'partition.alpha' or --alpha"),
+    ],
+)
+def test_a_slip_leads_to_the_right_key(word: str, meant: str) -> None:
+    refused = one_sentence(fedtail("run", "--data", "mine.npz", *SHORT, word, "--out", "out"))
+    assert refused == f"unknown key '{word.partition('=')[0]}'; did you mean {meant}?"
+    assert not Path("out").exists()
 
 
 def test_a_file_with_overrides() -> None:
@@ -105,7 +129,7 @@ def test_a_finished_run_is_shown_and_not_run_again(here: Path) -> None:
     shown = fedtail("run", "--resume", "out")
     assert shown.code == 0
     assert shown.out.startswith("this run is finished: 2 of 2 rounds\n")
-    assert shown.out.splitlines()[1:] == done.out.splitlines()[-4:]
+    assert shown.out.splitlines()[1:] == done.out.splitlines()[-3:]
     assert files(here / "out") == before
 
 

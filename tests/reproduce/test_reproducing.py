@@ -56,7 +56,7 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     table = load_recipe("creff/table1")
     cells = [table.cells[0], table.cells[3]]
     first = smoke("creff/table1", cells[:1], tmp_path)
-    with patch("fedtail.cli.settle.run", side_effect=AssertionError("run again")):
+    with patch("fedtail.study.settle.run", side_effect=AssertionError("run again")):
         assert smoke("creff/table1", cells[:1], tmp_path) == first
     both = smoke("creff/table1", cells, tmp_path)
     assert both[0] == first[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
 from fedtail.metrics.curves import shipped_record
 
+COMPARISON = "comparison.json"
+"""What a study leaves beside its runs: a row a method, in the order typed."""
 Plain = dict[str, Any]
 
 
@@ -55,10 +57,21 @@ class Run:
         return int(self.settings.get("seed", 0))
 
     @property
+    def label(self) -> str:
+        """The words that a study was given for the run; nothing if it is of no study."""
+        name, suffix = str(self.settings.get("name", "")), seeded("", self.seed)
+        return name.removesuffix(suffix) if name.endswith(suffix) else ""
+
+    @property
     def tested(self) -> Plain | None:
         """The round whose model is shipped, among those that were tested: the kept, or the last."""
         tested = [record for record in self.records if record.get("accuracy") is not None]
         return dict(shipped_record(tested)) if tested else None
+
+
+def seeded(label: str, seed: int) -> str:
+    """Return what a run of a study is called."""
+    return f"{label} seed {seed}"
 
 
 def read_runs(folders: Sequence[Path | str]) -> list[Run]:
@@ -71,14 +84,35 @@ def read_runs(folders: Sequence[Path | str]) -> list[Run]:
     """
     paths: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        found = list(_inside(folder))
+        found = run_folders(folder)
         if not found:
             raise FedtailError(
                 f"'{folder}' holds no run: give a run folder, or one with run folders inside"
             )
         for path in found:
             paths.setdefault(path.resolve(), path)
-    return [read_run(path) for path in paths.values()]
+    return in_typed_order([read_run(path) for path in paths.values()])
+
+
+def in_typed_order(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a study as its methods were typed; what is of no study stays in place."""
+    parents = list(dict.fromkeys(run.path.parent for run in runs))
+    typed = {parent: _typed(parent / COMPARISON) for parent in parents}
+
+    def place(run: Run) -> tuple[int, int]:
+        parent = run.path.parent
+        return parents.index(parent), typed[parent].get(run.label, len(typed[parent]))
+
+    return sorted(runs, key=place)
+
+
+def _typed(path: Path) -> dict[str, int]:
+    """Return the places of the labels of a study; none if its file is not there or is odd."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return {str(row["method"]): number for number, row in enumerate(rows)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def read_run(path: Path | str) -> Run:
@@ -103,13 +137,13 @@ def read_run(path: Path | str) -> Run:
     )
 
 
-def _inside(folder: Path) -> Iterator[Path]:
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folder itself if it is that of a run, or all that are somewhere inside."""
     if not folder.is_dir():
         raise FedtailError(f"'{folder}' is not a folder")
     if RunFolder(folder).experiment.is_file():
-        yield folder
-    else:
-        yield from sorted(file.parent for file in folder.rglob("experiment.toml"))
+        return [folder]
+    return sorted(file.parent for file in folder.rglob("experiment.toml"))
 
 
 def _checked(records: list[Plain], path: Path) -> list[Plain]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
 
 from fedtail.folder import FREE
 from fedtail.metrics.curves import traffic
-from fedtail.report.runs import Run
+from fedtail.study.paired import Difference, difference
+from fedtail.study.runs import Run
 
 SHOWN_DIFFERENCES = 3
 """So many settings tell two lines apart in a label; all are in the table of settings."""
@@ -27,17 +28,33 @@ class Line:
     Attributes
     ----------
     label
-        The method, and the settings that tell it from others of the report.
+        The words that were typed for it; of runs that are of no study, the method and the settings
+        that tell it from others.
     runs
-        One for each seed, by seed.
+        One for each seed that has one, by seed.
+    failures
+        Why other seeds of a study have none.
+    server_data
+        What the method needed on the server, in words; nothing for most methods.
     """
 
     label: str
     runs: tuple[Run, ...]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    server_data: str = ""
 
     def score(self, key: str) -> MeanAndDeviation:
         """Return a score of the last tested round of each run, over seeds."""
-        return moments([(run.tested or {}).get(key) for run in self.runs])
+        return moments(list(self.by_seed(key).values()))
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        """Return that score by seed, where there is one."""
+        found = {run.seed: (run.tested or {}).get(key) for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def above(self, other: Line, key: str) -> Difference | None:
+        """Return how much a score is above that of another line, over the seeds of both."""
+        return difference(self.by_seed(key), other.by_seed(key))
 
     def total(self, value: Callable[[dict[str, Any]], float]) -> float | None:
         """Return what all rounds of a run cost together, on average over seeds."""
@@ -102,27 +119,36 @@ def seconds(record: dict[str, Any]) -> float:
 def make_lines(runs: Sequence[Run]) -> list[Line]:
     """Return the lines of a report, in the order in which their first runs stand.
 
-    A label is the method's name. Settings of the protocol that differ anywhere are added to every
-    label, and settings of a method where the method appears more than once.
+    A label is what was typed for the runs of a study. Otherwise it is the method's name, with the
+    settings of the protocol that differ anywhere, and those of the method where it appears more
+    than once; so are lines told apart for which the same was typed.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(identity(run), sort_keys=True), []).append(run)
+        key = json.dumps([run.label, identity(run)], sort_keys=True)
+        groups.setdefault(key, []).append(run)
     kept = list(groups.values())
     firsts = [members[0] for members in kept]
-    protocol = differing(firsts, lambda key: not key.startswith("method."))
     lines: list[Line] = []
     for members in kept:
-        first = members[0]
-        alike = [other for other in firsts if other.method == first.method]
-        own = differing(alike, lambda key: key.startswith("method."))
-        told = [f"{short(key)}={first.settings.get(key, '–')}" for key in (*own, *protocol)]
-        more = ["…"] if len(told) > SHOWN_DIFFERENCES else []
-        label = ", ".join([first.method, *told[:SHOWN_DIFFERENCES], *more])
+        label = _label(members[0], firsts)
         taken = sum(line.label == label or line.label.startswith(f"{label} (") for line in lines)
         name = f"{label} ({taken + 1})" if taken else label
         lines.append(Line(name, tuple(sorted(members, key=lambda run: run.seed))))
     return lines
+
+
+def _label(run: Run, others: Sequence[Run]) -> str:
+    if run.label:
+        alike = [other for other in others if other.label == run.label]
+        told = differing(alike, lambda key: True)
+    else:
+        alike = [other for other in others if other.method == run.method]
+        told = differing(alike, lambda key: key.startswith("method."))
+        told += differing(others, lambda key: not key.startswith("method."))
+    words = [f"{short(key)}={run.settings.get(key, '–')}" for key in told]
+    more = ["…"] if len(words) > SHOWN_DIFFERENCES else []
+    return ", ".join([run.label or run.method, *words[:SHOWN_DIFFERENCES], *more])
 
 
 def identity(run: Run) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""One run of a study: done already, left to be finished, or failed without stopping the others."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tomli_w
+
+from fedtail.callbacks import Callback, Record, Snapshot, read_records
+from fedtail.errors import FedtailError, RunStopped
+from fedtail.experiment import Experiment, load_experiment
+from fedtail.folder import FREE, RunFolder
+from fedtail.loop import run
+from fedtail.plugins import first_line_and_place
+from fedtail.setting import prepare
+from fedtail.study.plan import Planned
+
+
+class GivenUp(Exception):
+    """A run was ended because it promised too little."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run of a study ended.
+
+    Attributes
+    ----------
+    failure
+        Why it failed, if it did; for a bug in a method, with its place in the file.
+    refused
+        Whether that was wrong input, which the user can mend.
+    before
+        Whether it was done already.
+    given_up
+        Whether it was ended because it promised too little.
+    """
+
+    failure: str = ""
+    refused: bool = False
+    before: bool = False
+    given_up: bool = False
+
+
+class Rounds(Callback):
+    """Tells each round once it is on record, and ends the run if it is told to."""
+
+    def __init__(self, tell: Callable[[Record], bool]) -> None:
+        self.tell = tell
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Tell the round."""
+        if not self.tell(snapshot.record):
+            raise GivenUp
+
+
+def ended_before(planned: Planned) -> Ending | None:
+    """Return how a run ended that is not to be begun: it is finished, or its folder is another's.
+
+    Nothing is returned for what is left to be done.
+    """
+    folder = RunFolder(planned.path)
+    if not folder.experiment.exists():
+        return None
+    try:
+        must_be_the_same(folder, planned.experiment)
+    except FedtailError as error:
+        return Ending(str(error), refused=True)
+    return Ending(before=True) if folder.finished and read_records(folder.metrics) else None
+
+
+def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse a folder that holds a run with other settings, or with other data made in Python."""
+    described = experiment.describe()
+    stored, wanted = load_experiment(folder.experiment), tomllib.loads(tomli_w.dumps(described))
+    keys = sorted((stored.keys() | wanted.keys()) - FREE)
+    odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
+    if odd is not None:
+        raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
+    if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
+        try:
+            folder.must_be_on(prepare(experiment).digests())
+        except FedtailError:
+            raise FedtailError(
+                "its folder holds a run on other data; choose another --out"
+            ) from None
+
+
+def settle(planned: Planned, callbacks: Sequence[Callback]) -> Ending:
+    """Do what is left of one run."""
+    started = RunFolder(planned.path).experiment.exists()
+    try:
+        run(planned.experiment, out=planned.path, resume=started, callbacks=callbacks)
+    except GivenUp:
+        return Ending(given_up=True)
+    except (FedtailError, RunStopped) as error:
+        return Ending(str(error), isinstance(error, FedtailError))
+    except Exception as error:  # a method of the user's own may fail in any way
+        return Ending(first_line_and_place(error))
+    return Ending()

@@ -1,0 +1,184 @@
+"""A study from Python: one call, resumed by the same call, whole when one run fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from command_line import fedtail
+from torch import nn
+
+from fedtail import Arrays, Experiment, FedAvg, FedtailError, Study, compare
+from fedtail.report import make_lines, read_runs
+from fedtail.report.facts import cautions
+from fedtail.study.lines import Line
+from fedtail.study.runs import Run
+
+ONE: dict[str, list[Any]] = {"method": ["bsm,prior=global", "fedavg"], "local.lr": [0.5, 0.05]}
+
+
+def arrays(shift: float = 0.0) -> Arrays:
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 4
+    x = (rng.normal(size=(40, 5)) + y[:, None] + shift).astype(np.float32)
+    return Arrays(x, y, x[:8], y[:8])
+
+
+def experiment(**fields: Any) -> Experiment:
+    return Experiment(**{"data": arrays(), "clients": 3, "rounds": 2, **fields})
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return compare(experiment(), ONE, seeds=3, out=tmp_path_factory.mktemp("study"))
+
+
+def test_labels_are_the_words_in_the_order_typed_everywhere(study: Study) -> None:
+    typed = [
+        "bsm,prior=global,local.lr=0.5",
+        "bsm,prior=global,local.lr=0.05",
+        "fedavg,local.lr=0.5",
+        "fedavg,local.lr=0.05",
+    ]
+    assert study.folder is not None
+    assert [line.label for line in study.lines] == typed
+    assert [row["method"] for row in csv.DictReader(study.to_csv().splitlines())] == typed
+    rows = [row.partition(" &")[0] for row in study.to_latex().splitlines()[4:8]]
+    assert rows == typed
+    names = [row for row in study.table().splitlines() if row in typed]
+    assert names[:4] == typed
+    # Folders sort otherwise, and the report reads them.
+    assert [line.label for line in make_lines(read_runs([study.folder]))] == typed
+    page = (study.folder / "report.html").read_text(encoding="utf-8")
+    places = [page.index(f'"label":"{label}"') for label in typed]
+    assert places == sorted(places)
+
+
+def test_the_table_fits(study: Study) -> None:
+    assert all(len(row) <= 80 for row in study.table().splitlines())
+    assert repr(study) == study.table()
+
+
+def test_a_difference_is_that_of_the_runs(study: Study) -> None:
+    found = study.difference("fedavg,local.lr=0.5")
+    first, other = (study.lines[at].by_seed("accuracy") for at in (0, 2))
+    assert found is not None
+    assert found.mean == pytest.approx(sum(other[s] - first[s] for s in range(3)) / 3)
+    assert json.loads((study.folder or Path()).joinpath("comparison.json").read_text())[2][
+        "differences"
+    ]["accuracy"]["mean"] == pytest.approx(found.mean)
+    with pytest.raises(FedtailError, match="there is no line 'fedlc'"):
+        study.difference("fedlc")
+
+
+def test_the_same_call_reads_what_is_there(study: Study) -> None:
+    with patch("fedtail.study.settle.run", side_effect=AssertionError("run again")):
+        again = compare(experiment(), ONE, seeds=3, out=study.folder)
+    assert again.to_csv() == study.to_csv()
+
+
+def test_other_data_of_the_same_shape_is_refused(study: Study) -> None:
+    with pytest.raises(FedtailError, match="its folder holds a run on other data"):
+        compare(experiment(data=arrays(1.0)), ONE, out=study.folder)
+
+
+def test_the_files_are_written_where_asked(study: Study, tmp_path: Path) -> None:
+    study.to_csv(tmp_path / "new" / "a.csv")
+    study.to_latex(tmp_path / "a.tex", columns=("few",))
+    assert (tmp_path / "new" / "a.csv").read_text() == study.to_csv()
+    assert (tmp_path / "a.tex").read_text().splitlines()[2] == r"Method & Few \\"
+
+
+def test_nothing_is_chosen_by_the_test_set_unless_one_says_so(study: Study) -> None:
+    with pytest.raises(FedtailError, match="there is no validation score to choose by"):
+        study.best()
+    best = max(study.lines, key=lambda line: line.score("accuracy")[0] or 0)
+    assert study.best("accuracy") is best
+    with pytest.raises(FedtailError, match="no run has a score 'luck'"):
+        study.best("luck")
+
+
+def test_the_best_by_validation() -> None:
+    def line(label: str, *scores: float) -> Line:
+        runs = [
+            Run(Path(), {"seed": s}, [_tested(1, value), _tested(2, 0.0, kept=1)], True)
+            for s, value in enumerate(scores)
+        ]
+        return Line(label, tuple(runs))
+
+    # Means 0.5 and 0.55 of the round that was kept, which is not the last.
+    study = Study((line("a", 0.6, 0.4), line("b", 0.5, 0.6)))
+    assert study.best().label == "b"
+
+
+def _tested(number: int, score: float, **more: Any) -> dict[str, Any]:
+    return {"round": number, "accuracy": 0.0, "validation": {"balanced_accuracy": score, **more}}
+
+
+def test_several_experiments_by_label_or_by_name() -> None:
+    small, large = experiment(rounds=1), experiment(rounds=1, method=FedAvg(local={"lr": 0.5}))
+    assert [line.label for line in compare({"a": small, "b": large}).lines] == ["a", "b"]
+    found = compare([small, large.but(seed=5)], seeds=2)
+    assert [line.label for line in found.lines] == ["fedavg", "fedavg,local.lr=0.5"]
+    assert [[run.seed for run in line.runs] for line in found.lines] == [[0, 1], [5, 6]]
+    assert found.folder is None
+    with pytest.raises(FedtailError, match="two would have the same"):
+        compare([small, small])
+    with pytest.raises(FedtailError, match="choices are for one experiment"):
+        compare([small, large], ONE)
+    with pytest.raises(FedtailError, match="there is no experiment"):
+        compare([])
+    with pytest.raises(FedtailError, match="seeds = 0 is refused"):
+        compare(small, seeds=0)
+
+
+class Half(nn.Linear):
+    """A network of the user's own."""
+
+
+def test_side_by_side_is_the_same(study: Study, tmp_path: Path) -> None:
+    model = Half(5, 4)
+    before = model.weight.detach().clone()
+    base = experiment(model=model)
+    methods = {"method": ["fedavg", "fedavg,local.lr=0.5", "fedavg,local.lr=1e20"]}
+    alone = compare(base, methods, seeds=2, out=tmp_path / "one")
+    beside = compare(base, methods, seeds=2, out=tmp_path / "two", jobs=2)
+    assert torch.equal(model.weight, before)
+    assert alone.failures.keys() == beside.failures.keys()
+    assert len(alone.failures) == 2
+    for name in ("fedavg-seed0", "fedavg-local.lr=0.5-seed1"):
+        models = [tmp_path / at / name / "model.safetensors" for at in ("one", "two")]
+        assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Local(nn.Linear):
+        """Cannot be imported by another process."""
+
+    with caplog.at_level(logging.WARNING), pytest.raises(FedtailError) as refused:
+        compare(experiment(model=Local(5, 4)), jobs=2)
+    assert "cannot be sent to another process" in str(refused.value)
+
+
+def test_a_report_of_runs_that_differ_in_data_says_so(study: Study, tmp_path: Path) -> None:
+    assert cautions(study.lines) == []
+    for alpha in (0.1, 0.5):
+        compare(
+            experiment(rounds=1, partition={"name": "dirichlet", "alpha": alpha}),
+            out=tmp_path / str(alpha),
+        )
+    done = fedtail("report", str(tmp_path), "--out", str(tmp_path / "r.html"))
+    assert done.out.splitlines()[0] == (
+        "warning: These runs are not on the same data: partition differs. A difference between two "
+        "lines may be one between their data."
+    )
+    # The same was typed for both: what differs tells them apart.
+    labels = [line.label for line in make_lines(read_runs([tmp_path]))]
+    assert labels == ["fedavg, partition.alpha=0.1", "fedavg, partition.alpha=0.5"]
