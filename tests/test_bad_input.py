@@ -41,7 +41,10 @@ def refused(*words: str) -> str:
         (["method.loss=cross_entrpy"], "method.loss: unknown loss 'cross_entrpy'; did you mean"),
         (["method.local.schedule=cosin"], "method.local.schedule: unknown schedule 'cosin'; did"),
         (["roundz=3"], "unknown key 'roundz'; did you mean 'rounds'?"),
-        (["method.locl.lr=1"], "method: unknown key 'locl'; did you mean 'local'?"),
+        (
+            ["method.locl.lr=1"],
+            "unknown key 'method.locl.lr'; did you mean 'method.local.lr' or --lr?",
+        ),
         (["method.local.lrr=1"], "method.local: unknown key 'lrr'; did you mean 'lr'?"),
         (["--model", "resnet8", "model.widht=4"], "model: unknown key 'widht'; did you mean"),
         (["--device", "cud"], "device: 'cud' is no device; did you mean 'cuda'? (give auto, cpu, "),

@@ -16,7 +16,6 @@ from rich.console import Console
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment, fields_of
 from fedtail.files import make_folder, write_atomic
-from fedtail.report.document import leave_report
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference
 from fedtail.study.perform import perform
@@ -227,6 +226,8 @@ def carry_out(
         # What every run refuses is wrong input to the study itself.
         raise FedtailError(refusals.pop())
     write_results(out, list(lines.values()))
+    from fedtail.report.document import leave_report  # what only counts needs no page
+
     leave_report(out)
     return Study(tuple(lines.values()), out)
 

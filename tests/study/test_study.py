@@ -52,7 +52,8 @@ def test_labels_are_the_words_in_the_order_typed_everywhere(study: Study) -> Non
     assert [row["method"] for row in csv.DictReader(study.to_csv().splitlines())] == typed
     rows = [row.partition(" &")[0] for row in study.to_latex().splitlines()[4:8]]
     assert rows == typed
-    names = [row for row in study.table().splitlines() if row in typed]
+    firsts = [row.split("  ")[0] for row in study.table().splitlines()]
+    names = [name for name in firsts if name in typed]
     assert names[:4] == typed
     # Folders sort otherwise, and the report reads them.
     assert [line.label for line in make_lines(read_runs([study.folder]))] == typed
