@@ -140,7 +140,7 @@ class FedAvg(Method[M], Generic[M]):
         return Payload({**grouped("model", s.model), **prior})
 
     def aggregate(self, s: M, found: Reduced, server: Server) -> M:
-        """W ← Σ p_k w_k / Σ p_k, or what the server optimiser makes of it."""
+        """w ← Σ p_k w_k / Σ p_k, or what the server optimiser makes of it."""
         mean = found["model"]
         return self.server_step(s, mean, server) if mean else s
 

@@ -87,7 +87,7 @@ class FedNova(FedProx):
         return replace(sent, scalars={**sent.scalars, **facts})
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
-        """W ← w + τ_eff Σ p_k (w_k − w) / a_k.
+        """w ← w + τ_eff Σ p_k (w_k − w) / a_k.
 
         That is γ of the way to m, with m = Σ (p_k / a_k) w_k / Σ (p_k / a_k) and
         γ = τ_eff Σ p_k / a_k: for equal steps the average of FedAvg, to the last bit.

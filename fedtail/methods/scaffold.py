@@ -94,7 +94,7 @@ class Scaffold(FedAvg[ScaffoldState]):
         return replace(sent, tensors={**sent.tensors, **grouped("control", s.control)})
 
     def aggregate(self, s: ScaffoldState, found: Reduced, server: Server) -> ScaffoldState:
-        """X ← x + η_g mean(y_k − x), c ← c + (S/K) mean(c_k⁺ − c_k) (lines 16 and 17)."""
+        """x ← x + η_g mean(y_k − x), c ← c + (S/K) mean(c_k⁺ − c_k) (lines 16 and 17)."""
         change = found["control"]
         if not change:
             return s
@@ -132,7 +132,7 @@ class Scaffold(FedAvg[ScaffoldState]):
         return Control(start, own, {name: c[name].to(device) - own[name] for name in start})
 
     def after_backward(self, run: LocalRun) -> None:
-        """G ← g − c_k + c, before clipping (line 10)."""
+        """g ← g − c_k + c, before clipping (line 10)."""
         for name, parameter in run.model.trainable().items():
             if parameter.grad is not None:
                 parameter.grad.add_(run.aux.shift[name])
