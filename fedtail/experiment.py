@@ -19,6 +19,7 @@ from fedtail.data.held_out import Validation
 from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
+from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
@@ -100,6 +101,9 @@ class Experiment(Config):
         False, description="clients encrypt what they send, and the server adds ciphertexts"
     )
     privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
+    robust: RobustMean = Field(
+        PlainMean(), description="a mean that a few clients with bad updates cannot own"
+    )
     keys: str = Field(
         "",
         description="folder with keys of `fedtail keys`; by default new ones, gone when it ends",
@@ -192,6 +196,11 @@ class Experiment(Config):
         if not self.protected:
             return self
         asks = self.method.asks()
+        if self.robust_side is not None:
+            raise FedtailError(
+                f"robust = '{self.robust.name}' looks at every client's update, and updates that "
+                f"are {self.protected} show none"
+            )
         reason = asks.single or (asks.numbers if self.privacy.on else "")
         if reason:
             raise FedtailError(
@@ -224,6 +233,11 @@ class Experiment(Config):
         """What happens to updates before they leave clients, in a word; nothing by default."""
         private = "made differentially private" if self.privacy.on else ""
         return "encrypted" if self.encrypt else private
+
+    @property
+    def robust_side(self) -> RobustMean | None:
+        """What makes robust means of updates, if they are asked for."""
+        return None if isinstance(self.robust, PlainMean) else self.robust
 
     @property
     def server_data(self) -> str:

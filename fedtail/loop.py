@@ -97,7 +97,7 @@ def run(
             experiment.plugins,
             experiment.on_client_error == "drop",
             experiment.task_seconds,
-            None if protected is None else protected.server,
+            experiment.robust_side if protected is None else protected.server,
         )
         stack.callback(engine.close)
         watchers = [*callbacks, *own_callbacks(experiment, folder)]

@@ -80,7 +80,11 @@ class Engine(Protocol):
 
 
 class ServerSide(Protocol):
-    """The server's half of a protection of updates (`fedtail.privacy`)."""
+    """What the server makes of answers before a method sees them: opened, noisy or robust sums."""
+
+    @property
+    def single(self) -> bool:
+        """Whether it needs every update by itself."""
 
     def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
         """Return the tasks as they are sent; refuse those whose answers cannot be protected."""

@@ -39,7 +39,7 @@ class Embedded:
     seconds
         How long a worker process may take for one task.
     server_side
-        The server's half of what protects updates, if anything does.
+        What is made of answers before the method sees them, if anything is.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Embedded:
         tasks = with_constants(tasks, self.runtime.federation)
         side = self.server_side if tasks and self._phase != "test" else None
         sent = tasks if side is None else side.begin(tasks, self, self._phase)
-        plan = ExchangePlan.of(sent, self, single)
+        plan = ExchangePlan.of(sent, self, single or (side is not None and side.single))
         answers = Answers(self, plan, Sums(plan.form, plan.frames))
         for wave in self._waves(sent, round, rounds):
             answers.collect(wave)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -71,6 +71,7 @@ class ServerProtection:
     budget: Budget | None = None
     seed: int = 0
     releases: Counter[int] = field(default_factory=Counter)
+    single: ClassVar[bool] = False
 
     def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
         """Return the tasks as they are sent; refuse those whose answers cannot be protected."""

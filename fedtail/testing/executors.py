@@ -34,7 +34,7 @@ def run_with(
 ) -> Result:
     """Run an experiment with another executor than the usual one."""
     setting = prepare(chosen)
-    engine = Embedded(setting.runtime())
+    engine = Embedded(setting.runtime(), server_side=chosen.robust_side)
     engine.executor = executor(setting.runtime())
     with numerics(chosen.threads):  # as `run` does: more threads give other bits
         return Loop(setting, engine, None, callbacks).run(False)

@@ -63,7 +63,9 @@ def run_loop(grid: Grid, folder: RunFolder, status: StatusFiles, config: Any) ->
             checkpoint_every=experiment.checkpoint_every,
         )
         executor = FlowerExecutor(grid, roster, terms, setting.runtime(), status.journal)
-        Loop(setting, Flower(executor), folder, watchers).run(bool(config["resume"]))
+        Loop(setting, Flower(executor, setting.experiment.robust_side), folder, watchers).run(
+            bool(config["resume"])
+        )
 
 
 @node_app.query("hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtail.engines.base import ServerSide
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.executor import FlowerExecutor
 from fedtail.protocol import ClientId
@@ -18,8 +19,8 @@ class Flower(Embedded):
 
     executor: FlowerExecutor
 
-    def __init__(self, executor: FlowerExecutor) -> None:
-        super().__init__(executor.runtime)
+    def __init__(self, executor: FlowerExecutor, server_side: ServerSide | None = None) -> None:
+        super().__init__(executor.runtime, server_side=server_side)
         self.executor = executor
 
     def announced(self, client: ClientId) -> int | None:

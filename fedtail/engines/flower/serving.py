@@ -120,7 +120,7 @@ def serve(
         executor = executor_of(
             grid, roster, setting, folder.path.name, float(config.get("deadline", 3600))
         )
-        loop = Loop(setting, Flower(executor), folder, watchers)
+        loop = Loop(setting, Flower(executor, experiment.robust_side), folder, watchers)
         loop.begin()
         status.clear()
         executor.journal = status.journal
