@@ -67,9 +67,7 @@ class FedVLS(FedAvg[ModelState]):
         if absent is not None:
             q = taught(absent.teacher, x)[:, absent.vacant].softmax(dim=1)
             loss = loss + self.lam * divergence(output.logits[:, absent.vacant], q)
-        if self.suppression:
-            loss = loss + self.suppression * wrong_logits(output.logits, y, run.context.prior)
-        return loss
+        return loss + self.suppression * wrong_logits(output.logits, y, run.context.prior)
 
 
 def wrong_logits(z: Tensor, y: Tensor, prior: Tensor) -> Tensor:
