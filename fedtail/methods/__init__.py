@@ -15,6 +15,7 @@ from fedtail.methods.feddf import FedDF
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fednova import FedNova
 from fedtail.methods.fedprox import FedProx
+from fedtail.methods.fedvls import FedVLS
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
 from fedtail.methods.ifca import IFCA
@@ -57,6 +58,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedRS",
+    "FedVLS",
     "FedYogi",
     "GBMEp",
     "LocalOnly",

@@ -12,7 +12,6 @@ is a switch; with all of them off this is FedAvg, bit by bit.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,6 +24,7 @@ from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Client, Payload
 from fedtail.training import BatchSampler, ClassBalanced, Shuffled, normalisable
+from fedtail.training.teacher import TeacherMode, frozen_copy, taught
 
 Domain = Literal["code", "paper"]
 
@@ -81,7 +81,7 @@ class BalanceFL(FedAvg[ModelState]):
     smooth_over: Literal["sum", "mean"] = Field(
         "sum", description="smoothing summed over the batch (code) or averaged like the loss"
     )
-    teacher_mode: Literal["train", "eval"] = Field(
+    teacher_mode: TeacherMode = Field(
         "train", description="BatchNorm and dropout of the teacher: train is the authors' code"
     )
     persist_optimizer: bool = Field(
@@ -95,7 +95,11 @@ class BalanceFL(FedAvg[ModelState]):
         if not (self.inherit or self.augment_features or self.smooth):
             return None
         client, counts = run.client, run.context.counts
-        teacher = self.frozen(run.model) if self.inherit or self.augment_features else None
+        teacher = (
+            frozen_copy(run.model, self.teacher_mode)
+            if self.inherit or self.augment_features
+            else None
+        )
         root = None
         if teacher is not None and self.augment_features and len(client.data):
             root = pooled_root(*self.features(teacher, client)).to(client.device)
@@ -105,13 +109,6 @@ class BalanceFL(FedAvg[ModelState]):
             p=1 - counts / counts.max().clamp(min=1),
             generator=client.generator("features"),
         )
-
-    def frozen(self, model: SplitModel) -> SplitModel:
-        """Return a copy whose weights and BatchNorm statistics never move."""
-        teacher = copy.deepcopy(model).requires_grad_(False).train(self.teacher_mode == "train")
-        for norm in teacher.batch_norms():
-            norm.momentum = 0.0
-        return teacher
 
     @torch.no_grad()
     def features(self, teacher: SplitModel, client: Client) -> tuple[Tensor, Tensor]:
@@ -142,8 +139,8 @@ class BalanceFL(FedAvg[ModelState]):
             spread = spread._replace(logits=spread.logits.masked_fill(~active, -torch.inf))
         loss = self.loss(spread, y, run.context)
         if lesson.teacher is not None and not bool(active.all()):
-            taught = self.taught(lesson.teacher, x)
-            term = inheritance(output.logits, taught, ~active, self.temperature, self.domain)
+            received = taught(lesson.teacher, x)
+            term = inheritance(output.logits, received, ~active, self.temperature, self.domain)
             loss = loss + self.ki_weight * term
         if self.smooth:
             term = negative_entropy(output.logits, active, self.domain)
@@ -158,13 +155,6 @@ class BalanceFL(FedAvg[ModelState]):
         chosen = torch.rand(len(y), generator=lesson.generator).to(y.device) < lesson.p[y]
         features = output.features + (draws @ lesson.root) * chosen[:, None]
         return Output(model.classifier(features), features)
-
-    @torch.no_grad()
-    def taught(self, teacher: SplitModel, x: Tensor) -> Tensor:
-        """Return the teacher's logits ẑ."""
-        with normalisable(teacher.batch_norms(), len(x)):
-            logits: Tensor = teacher(x)
-        return logits
 
     def reply(self, run: LocalRun) -> Payload:
         """Keep the optimiser's state if asked to, and send the model."""
@@ -181,11 +171,11 @@ def log_share(z: Tensor, classes: Tensor, domain: Domain) -> Tensor:
 
 
 def inheritance(
-    z: Tensor, taught: Tensor, absent: Tensor, temperature: float, domain: Domain
+    z: Tensor, received: Tensor, absent: Tensor, temperature: float, domain: Domain
 ) -> Tensor:
     """Return KI = −Σ_{c absent} q̂'_c log q'_c, with q' and q̂' tempered; mean over the batch."""
     student = log_share(z / temperature, absent, domain)
-    teacher = log_share(taught / temperature, absent, domain)
+    teacher = log_share(received / temperature, absent, domain)
     return -(teacher.exp() * student).sum(dim=1).mean()
 
 
