@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedtail.data.dataset import About, Dataset, Source, as_numpy
 from fedtail.data.raw import RAW_KEYS, Array, Raw
-from fedtail.data.sources.own import OwnSource
+from fedtail.data.sources.own import InPython
 from fedtail.errors import FedtailError
 
 
 @Source.register("arrays")
-class Arrays(OwnSource):
+class Arrays(InPython):
     """Inputs and labels in memory: ``Arrays(x_train, y_train, x_test, y_test)``.
 
     Two of them are equal only if they are the same object, and a description holds shapes only: a
@@ -62,17 +62,6 @@ class Arrays(OwnSource):
         held = {key: getattr(self, key) for key in RAW_KEYS}
         shapes = {key: list(value.shape) for key, value in held.items() if hasattr(value, "shape")}
         return {"name": self.name, "shapes": shapes}
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    @classmethod
-    def located(cls) -> str | None:
-        """Return that the data is with the caller."""
-        return "in Python"
 
     @classmethod
     def advice(cls) -> str:

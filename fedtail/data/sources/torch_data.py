@@ -9,12 +9,12 @@ from pydantic import Field, SkipValidation
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.formats.pairs import size_of, stacked
 from fedtail.data.raw import Array, Raw
-from fedtail.data.sources.own import OwnSource
+from fedtail.data.sources.own import InPython
 from fedtail.errors import FedtailError
 
 
 @Source.register("torch")
-class TorchData(OwnSource):
+class TorchData(InPython):
     """A map-style ``torch.utils.data.Dataset``: ``TorchData(train, test)``.
 
     A sample is a pair of input (tensor, array or image) and label, or a dictionary with one tensor
@@ -51,17 +51,6 @@ class TorchData(OwnSource):
         held = {"train": self.train, "test": self.test}
         sizes = {key: [size_of(value)] for key, value in held.items() if value is not None}
         return {"name": self.name, "shapes": sizes}
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    @classmethod
-    def located(cls) -> str | None:
-        """Return that the data is with the caller."""
-        return "in Python"
 
     @classmethod
     def advice(cls) -> str:
