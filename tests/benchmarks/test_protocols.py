@@ -1,0 +1,26 @@
+"""The protocols of the comparison are experiments that can choose without the test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtail.experiment import load_experiment, make_experiment
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "protocols"
+FILES = sorted(FOLDER.glob("*.toml"))
+
+
+def test_there_is_one_for_every_cell() -> None:
+    kinds = [path.name[0] for path in FILES]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"c": 1, "f": 8, "n": 1, "r": 3, "s": 2}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_is_an_experiment_that_validates(path: Path) -> None:
+    chosen = make_experiment(load_experiment(path))
+    assert chosen.validation.share > 0
+    assert chosen.keep == "best"
+    assert chosen.score == "balanced_accuracy"
+    assert chosen.method.name == "fedavg"  # nothing is said of methods
