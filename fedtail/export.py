@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedtail.data.dataset import Samples
 from fedtail.data.raw import arranged
 from fedtail.engines.runtime import TEST_BATCH
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, missing_extra
 from fedtail.files import write_atomic
 from fedtail.model_file import ModelFile
 from fedtail.plugins import first_line
@@ -164,10 +164,7 @@ def _to_onnx(predictor: Predictor, path: Path) -> Callable[[np.ndarray], np.ndar
         import onnxruntime
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError as error:
-        raise FedtailError(
-            f"format 'onnx' needs an extra, and '{error.name}' is missing: install fedtail with "
-            "its extra, pip install '.[onnx]'"
-        ) from None
+        raise missing_extra("format 'onnx'", f"'{error.name}'", "onnx") from None
     program = _program(predictor)
     with quiet():
         made = torch.onnx.export(

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedtail.callbacks import Record
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, missing_extra
 from fedtail.experiment import Experiment, apply, fields_of, make_experiment, parse_value
 from fedtail.files import write_atomic
 from fedtail.folder import FREE
@@ -337,7 +337,7 @@ def _storage(path: Path) -> Iterator[RDBStorage]:
     try:
         import optuna
     except ImportError:
-        raise FedtailError("tuning needs the extra 'tune': pip install 'fedtail[tune]'") from None
+        raise missing_extra("tuning", "Optuna", "tune") from None
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
