@@ -20,6 +20,7 @@ from fedtail.study.runs import Plain, Run
 from fedtail.study.tables import TITLES
 from fedtail.version import __version__
 
+LESS_IS_BETTER = ("loss", "ece")
 MOST_CELLS = 20_000
 """Cells of a heat map; of a larger split the first clients are shown."""
 MOST_POINTS = 1000
@@ -53,7 +54,7 @@ def make_content(
         "facts": head_facts(lines),
         "cautions": cautions(lines),
         "classes": names,
-        "lines": [_line(line, names) for line in lines],
+        "lines": [_line(line, lines[0], names) for line in lines],
         "runs": [_run(run, number) for number, line in enumerate(lines) for run in line.runs],
         "splits": _splits(lines),
         "clients": [
@@ -81,7 +82,7 @@ def make_content(
     }
 
 
-def _line(line: Line, names: Sequence[str]) -> Plain:
+def _line(line: Line, first: Line, names: Sequence[str]) -> Plain:
     kept = thinned(len(line.rounds))
     counts = class_counts(line)
     return {
@@ -94,6 +95,7 @@ def _line(line: Line, names: Sequence[str]) -> Plain:
         "bytes": [_rounded(value, 0) for value in _pick(line.spent(traffic), kept)],
         "seconds": [_rounded(value, 2) for value in _pick(line.spent(seconds), kept)],
         "scores": {key: _pair(line.score(key)) for key in SCORES},
+        "better": [key for key in SCORES if _surely_better(line, first, key)],
         "total_bytes": _rounded(line.bytes, 0),
         "total_seconds": _rounded(line.seconds, 2),
         "per_class": _band(line.per_class()),
@@ -102,6 +104,12 @@ def _line(line: Line, names: Sequence[str]) -> Plain:
         "confusion": _confusion(line),
         "validation": _validation(line),
     }
+
+
+def _surely_better(line: Line, first: Line, key: str) -> bool:
+    """Whether the interval of the difference to the first line, paired by seed, excludes zero."""
+    found = line.above(first, key)
+    return found is not None and found.sure and (found.mean < 0) == (key in LESS_IS_BETTER)
 
 
 def _validation(line: Line) -> Plain | None:

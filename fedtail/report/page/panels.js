@@ -29,11 +29,10 @@ function summaryTable(data, state, redraw) {
   const rows = [...data.lines];
   const chosen = state.sort && columns.find((column) => column.key === state.sort.key);
   if (chosen) rows.sort((a, b) => compare(chosen.sort(a), chosen.sort(b), state.sort.direction === "ascending" ? 1 : -1));
-  const best = bestOf(data);
   const body = rows.map((line) => el("tr", { class: state.hidden.has(line.label) ? "off" : null },
     el("th", { scope: "row" }, swatch(line.number), " ", line.label),
     el("td", {}, line.seeds.length),
-    data.scores.map(({ key }) => scoreCell(key, line.scores[key], best[key])),
+    data.scores.map(({ key }) => scoreCell(key, line.scores[key], line.better.includes(key))),
     el("td", {}, size(line.total_bytes)),
     el("td", {}, duration(line.total_seconds)),
     el("td", {}, progress(data, line))));
@@ -46,17 +45,10 @@ function compare(a, b, way) {
   return way * (typeof a === "string" ? a.localeCompare(b) : a - b);
 }
 
-function bestOf(data) {
-  return Object.fromEntries(data.scores.map(({ key }) => {
-    const values = data.lines.map((line) => line.scores[key][0]).filter(known);
-    return [key, values.length > 1 ? score(key, isPercent(key) ? Math.max(...values) : Math.min(...values)) : null];
-  }));
-}
-
-function scoreCell(key, [mean, std], best) {
+function scoreCell(key, [mean, std], better) {
   const shown = score(key, mean);
   const more = known(std) ? el("small", {}, ` ± ${score(key, std)}`) : null;
-  return el("td", { class: known(mean) && shown === best ? "best" : null }, shown, more);
+  return el("td", { class: better ? "best" : null }, shown, more);
 }
 
 function progress(data, line) {
