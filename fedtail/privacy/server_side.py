@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.engines.runtime import Clock, Phase
 from fedtail.errors import FedtailError
-from fedtail.forms import ByClass, Form, Mean, Total
+from fedtail.forms import ByClass, Form, Mean, Total, not_finite
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.ckks import Adder, Damaged
 from fedtail.privacy.client_side import (
@@ -202,11 +202,17 @@ def answered(
         done = engine.ask(Task(client, OPEN_SUM, question), clock)
         both = traffic.setdefault(client, [0, 0])
         both[0] += question.nbytes
-        if done.payload is not None:
-            both[1] += done.payload.nbytes
-            opened = done.payload.group(OPENED)
-            return [opened[number].double() for number in sorted(opened, key=int)]
         reason = done.reason
+        if done.payload is None:
+            continue
+        both[1] += done.payload.nbytes
+        opened = done.payload.group(OPENED)
+        lengths = {n: int(question.scalars[f"length {n}"]) for n in question.group(SEALED)}
+        reason = not_finite(done.payload)
+        if {n: t.numel() for n, t in opened.items()} != lengths:
+            reason = "sent other numbers than it was asked for"
+        if not reason:
+            return [opened[number].double().flatten() for number in lengths]
     raise Unopened(f"no client could decrypt the sum ({reason})")
 
 

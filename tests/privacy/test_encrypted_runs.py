@@ -293,6 +293,22 @@ def test_if_the_first_client_cannot_decrypt_the_next_does(keys: Path) -> None:
     assert far(found, run(experiment)) < 1e-4
 
 
+@pytest.mark.parametrize("wrong", [lambda t: t[:-1], lambda t: t * torch.nan], ids=["short", "nan"])
+def test_a_client_that_decrypts_nonsense_is_not_believed(keys: Path, wrong: Any) -> None:
+    class Lying(Serial):
+        def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
+            done = list(super().perform(jobs))
+            (job, *_), (one, *_) = jobs, done
+            if job.task.action == OPEN_SUM and job.task.client == 0 and one.payload is not None:
+                tensors = {name: wrong(t) for name, t in one.payload.tensors.items()}
+                return [Done(Payload(tensors), one.state)]
+            return done
+
+    experiment = tiny.experiment(per_round=6, rounds=1)
+    found = summed(experiment, keys, Lying)
+    assert far(found, run(experiment)) < 1e-4
+
+
 def test_if_nobody_can_decrypt_the_reason_is_said(keys: Path) -> None:
     class Keyless(Serial):
         def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
