@@ -164,13 +164,9 @@ class Scoring:
     @contextmanager
     def forgotten(self, server: Server, phase: Phase) -> Iterator[None]:
         """Let clients forget what they are asked to do in this block."""
-        states = dict(self.engine.states)
         self.engine.begin(server.round, phase)
-        try:
+        with self.engine.states.forgotten():
             yield
-        finally:
-            self.engine.states.clear()
-            self.engine.states.update(states)
 
 
 def never_validated(setting: Setting) -> list[str]:

@@ -33,6 +33,7 @@ class Recorder:
         self.events: list[Event] = []
         self._open: dict[int, str] = {}
         self._real = {name: getattr(os, name) for name in ("open", "write", "fsync", "close")}
+        self._real["ftruncate"] = os.ftruncate
         self._real |= {name: getattr(os, name) for name in ("replace", "unlink", "mkdir", "rmdir")}
         for name in self._real:
             patch.setattr(os, name, getattr(self, name))
@@ -60,6 +61,11 @@ class Recorder:
         if file in self._open:
             self.events.append(("write", self._open[file], bytes(data)[:written]))
         return written
+
+    def ftruncate(self, file: int, length: int) -> None:
+        self._real["ftruncate"](file, length)
+        if file in self._open:
+            self.events.append(("cut", self._open[file], length))
 
     def fsync(self, file: int) -> None:
         self._real["fsync"](file)
@@ -115,6 +121,8 @@ class Model:
             self.names[name].content += rest[0]
         elif kind == "empty":
             self.names[name].content = b""
+        elif kind == "cut":
+            self.names[name].content = self.names[name].content[: rest[0]]
         elif kind == "sync" and name in self.names and not self.names[name].folder:
             self.names[name].synced = self.names[name].content
         elif kind == "sync":
