@@ -114,6 +114,12 @@ class Model:
     durable: dict[str, Inode] = field(default_factory=dict)  # as a power cut leaves them
     pending: list[tuple[str, Event]] = field(default_factory=list)  # by folder, not yet synced
 
+    @classmethod
+    def of(cls, disk: Disk) -> Model:
+        """Return one that holds this, all of it synced."""
+        inodes = {n: Inode(c or b"", c or b"", folder=c is None) for n, c in disk.items()}
+        return cls(dict(inodes), dict(inodes))
+
     def apply(self, event: Event) -> None:
         """Do what was recorded."""
         kind, name, *rest = event
