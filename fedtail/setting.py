@@ -23,6 +23,7 @@ from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.split_model import SplitModel
+from fedtail.models.trained import with_trained
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
@@ -107,11 +108,16 @@ class Setting:
         return said
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
+        """Return the SHA-256 of the data and the split: a run is resumed on the same ones.
+
+        Of a model that is frozen in part, that part too: a checkpoint does not hold it.
+        """
         sets = {"training set": self.dataset.train, "test set": self.dataset.test}
+        frozen = self.base.whole({})
         return {
             **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
             "split": self.split.digest,
+            **({"frozen part of the model": digest(frozen)} if frozen else {}),
         }
 
     def server(self, round: int) -> Server:
@@ -266,6 +272,7 @@ def prepare(experiment: Experiment) -> Setting:
         if experiment.head == "cosine":
             base = with_cosine_heads(base)
             base.check(taken, dataset.num_classes)
+        base = with_trained(base, experiment.train)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
     for network in (base, model):
