@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +15,7 @@ from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
+from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
@@ -226,14 +228,14 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
         )
 
 
-def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def in_one_place(split: Split) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
     """Return the split as one client with all samples would have it, and what it holds out.
 
     Clients that are held out whole stay clients.
     """
     trained, held = len(split), split.held_out
     own = [np.sort(np.concatenate(held[:trained]))] if held else []
-    return [np.sort(np.concatenate(split.parts))], [*own, *held[trained:]]
+    return [np.sort(Parts.of(split.parts).order)], [*own, *held[trained:]]
 
 
 def trial_batches(dataset: Dataset) -> list[Tensor]:
