@@ -113,13 +113,13 @@ def first_words(seeds: np.ndarray) -> np.ndarray:
             state = np.uint32(1812433253) * (state ^ state >> np.uint32(30)) + np.uint32(i)
             early.append(state) if i == 1 else None
     mixed = early[0] & np.uint32(0x80000000) | early[1] & np.uint32(0x7FFFFFFF)
-    word: np.ndarray = (
-        state ^ mixed >> np.uint32(1) ^ np.where(mixed & 1, np.uint32(0x9908B0DF), np.uint32(0))
-    )
+    odd = np.where(mixed & 1, np.uint32(0x9908B0DF), np.uint32(0))
+    word: np.ndarray = state ^ mixed >> np.uint32(1) ^ odd
     word ^= word >> np.uint32(11)
     word ^= word << np.uint32(7) & np.uint32(0x9D2C5680)
     word ^= word << np.uint32(15) & np.uint32(0xEFC60000)
-    return word ^ word >> np.uint32(18)
+    word ^= word >> np.uint32(18)
+    return word
 
 
 def found_seed(noise: torch.Tensor, seeds: range) -> int | None:
