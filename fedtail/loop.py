@@ -281,7 +281,7 @@ class Loop:
                 f"fewer than min_clients = {least}"
             )
         # Read from the records, so that a resumed run does not forget.
-        before = [not answered(record) and bool(record["dropped"]) for record in history]
+        before = [not number_answered(record) and bool(record["dropped"]) for record in history]
         stop_if_empty([*before, ledger.kept], self.is_last(number), ledger.dropped)
 
     def is_last(self, number: int) -> bool:
@@ -388,7 +388,7 @@ class Loop:
         return Result(history, tensors, network.module, model, state, path)
 
 
-def answered(record: Record) -> int:
+def number_answered(record: Record) -> int:
     """Return how many clients took part in a round."""
     return int(record["answered"]) if record["clients"] is None else len(record["clients"])
 

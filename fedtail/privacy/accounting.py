@@ -112,7 +112,7 @@ def _sampled(
 
 def _loss(release: Release, noise: float, distance: float) -> Any:
     """Return the distribution of the privacy loss of one release."""
-    pld, share = losses(), min(1.0, release.asked / release.clients)
+    pld, share = loss_distributions(), min(1.0, release.asked / release.clients)
     if release.poisson and share < 1:
         from dp_accounting import NeighboringRelation
 
@@ -164,7 +164,7 @@ def _log_phi(x: np.ndarray) -> np.ndarray:
     return found
 
 
-def losses() -> Any:
+def loss_distributions() -> Any:
     """Return dp-accounting's module, or say which extra it is in."""
     try:
         from dp_accounting.pld import privacy_loss_distribution as module

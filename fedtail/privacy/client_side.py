@@ -19,7 +19,7 @@ from fedtail.privacy.ckks import Keyholder
 from fedtail.privacy.clipping import CLIP, private_form, private_update
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import part_of, vector
-from fedtail.privacy.noise import Source, seeded
+from fedtail.privacy.noise import RandomBytes, seeded_bytes
 from fedtail.privacy.unnamed import UnnamedKey
 from fedtail.protocol import Client, Payload, Task
 
@@ -105,11 +105,11 @@ class ClientProtection:
         """Whether clients tell if their update was clipped."""
         return self.privacy is not None and self.privacy.quantile is not None
 
-    def source(self, client: Client) -> Source:
+    def source(self, client: Client) -> RandomBytes:
         """Return where a client's noise comes from."""
         if self.privacy is None or not self.privacy.simulated:
             return os.urandom
-        return seeded(client.seed, f"client/noise/{client.turn}", client.round, client.id)
+        return seeded_bytes(client.seed, f"client/noise/{client.turn}", client.round, client.id)
 
     @property
     def holder(self) -> Keyholder:

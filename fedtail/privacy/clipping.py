@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtail.forms import CLASSES, ByClass, Form, How, Like, Mean, Number, Total
 from fedtail.privacy.layout import own
-from fedtail.privacy.noise import Source, discrete_gaussian, grid_step, noise_in_steps, on_grid
+from fedtail.privacy.noise import RandomBytes, discrete_gaussian, grid_step, noise_in_steps, on_grid
 from fedtail.protocol import Payload, Scalar, Tensors
 from fedtail.totals import SAMPLES_NAME
 
@@ -68,7 +68,7 @@ def private_update(
     task: Payload,
     clip: float,
     sigma: float = 0.0,
-    source: Source | None = None,
+    source: RandomBytes | None = None,
     adaptive: bool = False,
 ) -> Payload:
     """Return an update of which one client can change a sum by `clip` at most.

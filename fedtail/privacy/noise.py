@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedtail.rng import derive
 
-Source = Callable[[int], bytes]
+RandomBytes = Callable[[int], bytes]
 """Gives as many random bytes as it is asked for; ``os.urandom`` is one."""
 
 BITS = 20
@@ -34,7 +34,7 @@ UNSURE = 2.0**-44
 """More than rounding can move a probability that is computed in float64 (about 2^-50)."""
 
 
-def seeded(seed: int, purpose: str, round: int, client: int = 0) -> Source:
+def seeded_bytes(seed: int, purpose: str, round: int, client: int = 0) -> RandomBytes:
     """Return bytes that repeat: for simulations, which protect nobody."""
     stream = np.random.Generator(np.random.Philox(derive(seed, purpose, round, client)))
     return stream.bytes
@@ -61,7 +61,7 @@ def on_grid(flat: Tensor, clip: float, step: float) -> Tensor:
         factor *= 1 - 2.0**-BITS
 
 
-def discrete_gaussian(sigma: int, size: int, source: Source) -> np.ndarray:
+def discrete_gaussian(sigma: int, size: int, source: RandomBytes) -> np.ndarray:
     """Return whole numbers k with probability ∝ exp(−k² / 2σ²).
 
     Proposals are discrete Laplace numbers of a scale t, a power of two above σ: k with probability
@@ -85,7 +85,7 @@ def noise_in_steps(sigma: float, step: float) -> int:
     return max(1, math.ceil(sigma / step))
 
 
-def hidden(total: Tensor, sigma: float, clip: float, source: Source) -> Tensor:
+def hidden(total: Tensor, sigma: float, clip: float, source: RandomBytes) -> Tensor:
     """Return a sum of updates that lie on the grid of S, with discrete Gaussian noise."""
     step = grid_step(clip)
     noise = discrete_gaussian(noise_in_steps(sigma, step), total.numel(), source)
@@ -93,7 +93,7 @@ def hidden(total: Tensor, sigma: float, clip: float, source: Source) -> Tensor:
     return steps * step
 
 
-def _proposals_kept(sigma: int, size: int, source: Source) -> np.ndarray:
+def _proposals_kept(sigma: int, size: int, source: RandomBytes) -> np.ndarray:
     bits = sigma.bit_length()
     scale = 1 << bits
     u = (_words(size, source) >> np.uint64(64 - bits)).astype(np.int64)
@@ -109,7 +109,7 @@ def _proposals_kept(sigma: int, size: int, source: Source) -> np.ndarray:
     return found
 
 
-def _geometric(size: int, source: Source) -> np.ndarray:
+def _geometric(size: int, source: RandomBytes) -> np.ndarray:
     """Return how many events of probability 1/e happen before the first that does not."""
     count = np.zeros(size, np.int64)
     going = np.arange(size)
@@ -119,7 +119,9 @@ def _geometric(size: int, source: Source) -> np.ndarray:
     return count
 
 
-def _happens(gamma: np.ndarray, source: Source, exact: Callable[[int], Fraction]) -> np.ndarray:
+def _happens(
+    gamma: np.ndarray, source: RandomBytes, exact: Callable[[int], Fraction]
+) -> np.ndarray:
     """Let events of probability exp(−γ) happen or not, exactly.
 
     Parameters
@@ -139,7 +141,7 @@ def _happens(gamma: np.ndarray, source: Source, exact: Callable[[int], Fraction]
     return below
 
 
-def exactly_below(word: int, gamma: Fraction, source: Source) -> bool:
+def exactly_below(word: int, gamma: Fraction, source: RandomBytes) -> bool:
     """Whether 0.word… < exp(−γ), with further random bits after the 64 of the word."""
     bits = 64
     while True:
@@ -155,5 +157,5 @@ def exactly_below(word: int, gamma: Fraction, source: Source) -> bool:
         bits += 64
 
 
-def _words(size: int, source: Source) -> np.ndarray:
+def _words(size: int, source: RandomBytes) -> np.ndarray:
     return np.frombuffer(source(8 * size), np.uint64)

@@ -31,7 +31,7 @@ from fedtail.privacy.client_side import (
 )
 from fedtail.privacy.clipping import CLIP, WITHIN, private_form, restored
 from fedtail.privacy.layout import Opened, length, why_no_sum
-from fedtail.privacy.noise import Source, hidden, seeded
+from fedtail.privacy.noise import RandomBytes, hidden, seeded_bytes
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Update
 from fedtail.reduce import Reduced, union
 from fedtail.totals import Key, Part, Sums, summed
@@ -148,11 +148,11 @@ class ServerProtection:
         """Whether the server adds the noise, and not each client."""
         return self.budget is not None and self.budget.privacy.model == "central"
 
-    def source(self, round: int) -> Source:
+    def source(self, round: int) -> RandomBytes:
         """Return where the noise of one release comes from."""
         if not cast(Budget, self.budget).privacy.simulated:
             return os.urandom
-        return seeded(self.seed, f"server/noise/{self.releases[round]}", round)
+        return seeded_bytes(self.seed, f"server/noise/{self.releases[round]}", round)
 
     def checked(
         self, updates: Sequence[Update], form: Form, dropped: list[Dropped]

@@ -28,7 +28,7 @@ from fedtail.forms import SAMPLES, Form, Like
 from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
 from fedtail.privacy.gaussian import analytic_sigma, paper_sigma, spent_epsilon
-from fedtail.privacy.noise import grid_step, hidden, on_grid, seeded
+from fedtail.privacy.noise import grid_step, hidden, on_grid, seeded_bytes
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior
@@ -241,7 +241,7 @@ class PrivateProxyPrior(ProxyPrior):
             return change
         norm = max(float(change.double().norm()), 1e-12)
         scaled = change * (self.clip / norm) if self.bound == "normalise" else change
-        source = seeded(client.seed, "private proxy", client.round, client.id)
+        source = seeded_bytes(client.seed, "private proxy", client.round, client.id)
         step = grid_step(self.clip)
         short = on_grid(scaled.flatten(), self.clip, step).reshape(change.shape) * step
         drawn = source if self.simulated else os.urandom

@@ -14,7 +14,7 @@ from fedtail.privacy.budget import Budget
 from fedtail.privacy.clipping import WITHIN, private_form, private_update, restored
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import Opened
-from fedtail.privacy.noise import grid_step, seeded
+from fedtail.privacy.noise import grid_step, seeded_bytes
 from fedtail.privacy.server_side import ServerProtection
 from fedtail.protocol import Payload, Task
 
@@ -112,7 +112,7 @@ def test_local_noise_has_the_planned_size() -> None:
     # 40 000 numbers: the sample's standard deviation has a standard error of σ / √(2 n).
     n, sigma = 40_000, 0.7
     form, sent = Form().group("model", {"w": Like((n,))}), Payload({"model/w": torch.zeros(n)})
-    source = seeded(0, "noise", 1)
+    source = seeded_bytes(0, "noise", 1)
     safe = private_update(sent, form, Payload(), 1.0, sigma, source).tensors["model/w"]
     assert abs(float(safe.std()) - sigma) < 3 * sigma / math.sqrt(2 * n)
     assert abs(float(safe.mean())) < 3 * sigma / math.sqrt(n)

@@ -18,7 +18,7 @@ from fedtail.privacy.noise import (
     hidden,
     noise_in_steps,
     on_grid,
-    seeded,
+    seeded_bytes,
 )
 
 
@@ -27,7 +27,7 @@ def test_whole_numbers_come_as_often_as_they_should(sigma: int) -> None:
     # χ² over all numbers that are expected five times or more; the mean of χ² is the number of
     # degrees of freedom f, its variance 2f.
     n = 200_000
-    drawn = discrete_gaussian(sigma, n, seeded(0, "test", sigma))
+    drawn = discrete_gaussian(sigma, n, seeded_bytes(0, "test", sigma))
     k = np.arange(-12 * sigma, 12 * sigma + 1)
     p = np.exp(-(k**2) / (2 * sigma**2))
     expected = n * p / p.sum()
@@ -42,7 +42,7 @@ def test_whole_numbers_come_as_often_as_they_should(sigma: int) -> None:
 def test_large_noise_is_a_gaussian(sigma: int) -> None:
     # Kolmogorov and Smirnov: √n times the largest distance is below 1.95 in 999 of 1000 samples.
     n = 20_000
-    drawn = np.sort(discrete_gaussian(sigma, n, seeded(1, "test", 1))) / sigma
+    drawn = np.sort(discrete_gaussian(sigma, n, seeded_bytes(1, "test", 1))) / sigma
     phi = torch.special.ndtr(torch.from_numpy(drawn)).numpy()
     assert math.sqrt(n) * np.abs(phi - (np.arange(n) + 0.5) / n).max() < 1.95
 
@@ -92,14 +92,14 @@ def test_noise_is_rounded_up_to_steps() -> None:
 def test_a_hidden_sum_is_on_the_grid_and_centred() -> None:
     n = 50_000
     total = torch.full((n,), 3.0, dtype=torch.float64)
-    found = hidden(total, 0.5, 1.0, seeded(2, "test", 1))
+    found = hidden(total, 0.5, 1.0, seeded_bytes(2, "test", 1))
     steps = found / grid_step(1.0)
     assert torch.equal(steps, steps.round())
     assert abs(float(found.mean()) - 3) < 4 * 0.5 / math.sqrt(n)
 
 
 def test_seeded_bytes_repeat_and_the_systems_do_not() -> None:
-    assert seeded(3, "a", 1)(16) == seeded(3, "a", 1)(16) != seeded(3, "a", 2)(16)
+    assert seeded_bytes(3, "a", 1)(16) == seeded_bytes(3, "a", 1)(16) != seeded_bytes(3, "a", 2)(16)
     one, other = (discrete_gaussian(2**20, 8, os.urandom).tolist() for _ in range(2))
     assert one != other
 
