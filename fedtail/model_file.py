@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from fedtail.version import __version__
 
 if TYPE_CHECKING:
     from fedtail.config import Component
+    from fedtail.models import ModelSpec
     from fedtail.models.split_model import SplitModel
     from fedtail.setting import Setting
 
@@ -60,6 +62,8 @@ class ModelFile:
         Files and modules that know the model or the method.
     train
         What was trained of the network, as in the experiment: a method may split it there.
+    rate
+        Of sound: how many samples a second raw waveforms have.
     """
 
     model: Mapping[str, Any]
@@ -79,6 +83,7 @@ class ModelFile:
     counts: tuple[int, ...]
     plugins: tuple[str, ...] = ()
     train: str = "all"
+    rate: int | None = None
 
     @classmethod
     def of(cls, setting: Setting) -> ModelFile:
@@ -109,6 +114,7 @@ class ModelFile:
             counts=setting.class_counts,
             plugins=tuple(experiment.plugins),
             train=experiment.train,
+            rate=given.rate,
         )
 
     def to_json(self) -> str:
@@ -159,7 +165,7 @@ def network_of(
     model: Any = network
     python = file.model.get("python")
     if model is None:
-        model = file.model if python is None else found(python, where, "network", trust)
+        model = spec_of(file, where) or found(str(python), where, "network", trust)
     with contained(0):  # first weights are drawn, and then replaced
         try:
             module = made(model, file.shape, len(file.classes))
@@ -183,6 +189,15 @@ def network_of(
         return load_tested(tensors, built, base)
     except FedtailError as error:
         raise FedtailError(f"the network does not fit what '{where}' holds: {error}") from None
+
+
+def spec_of(file: ModelFile, where: str) -> ModelSpec | None:
+    """Return the description of a named network, from its run folder; nothing for other ones."""
+    from fedtail.models import ModelSpec
+
+    return (
+        None if "python" in file.model else ModelSpec.model_validate(file.model).kept(Path(where))
+    )
 
 
 def place_of(thing: Any) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedtail.data.dataset import Dataset, Samples
@@ -25,11 +26,13 @@ from fedtail.models.spec import ModelSpec, Reader, Shape, with_numbers
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import first_line
 
-T = TypeVar("T")
 KEPT = "pretrained"
 """The folder in a run folder with the configuration, the tokeniser and the like."""
 LONGEST = 512
 """Tokens of a text, where nobody says otherwise: attention costs their square."""
+PREPROCESSOR = "preprocessor_config.json"
+WEIGHTS = ("*.safetensors", "*.bin")
+"""The files that hold weights; those of the first kind are taken if there are any."""
 RANDOM = ("apply_spec_augment", "layerdrop")
 """Random changes inside some networks of sound that draw from NumPy's global stream."""
 
@@ -83,12 +86,9 @@ class HuggingFaceModel(ModelSpec):
         if self.initial == "random":
             module: nn.Module = loader.from_config(config)
         else:
-            module = self._fetched(
-                lambda **more: loader.from_pretrained(
-                    self.path, config=config, dtype=torch.float32, ignore_mismatched_sizes=True,
-                    **more,
-                )
-            )  # fmt: skip
+            module = self._loaded(
+                loader, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+            )
         x = torch.ones(2, *input_shape, dtype=torch.int64 if kind.name == "text" else torch.float32)
         if kind.name == "image":
             module.register_forward_pre_hook(Resized(self._preprocessing(config)))
@@ -102,7 +102,9 @@ class HuggingFaceModel(ModelSpec):
         texts = isinstance(dataset.train.x, Texts)
         if texts != (kind.name == "text"):
             given = "texts" if texts else f"numbers of shape {dataset.input_shape}"
-            raise FedtailError(f"model '{self.title}' takes {kind.name}s, and the inputs are {given}")
+            raise FedtailError(
+                f"model '{self.title}' takes {kind.name}s, and the inputs are {given}"
+            )
         if kind.name == "image":
             return self._images(with_numbers(dataset), config)
         length: Shape = ()
@@ -127,11 +129,7 @@ class HuggingFaceModel(ModelSpec):
             return None
         if kind.name == "text":
             return TextReader(self._tokenizer(), shape[0])
-        extractor = self._fetched(
-            lambda **more: library(self.title).AutoFeatureExtractor.from_pretrained(
-                self.path, **more
-            )
-        )
+        extractor = self._loaded(library(self.title).AutoFeatureExtractor)
         if rate is None:
             raise FedtailError(
                 f"model '{self.title}' takes sound of {extractor.sampling_rate} samples a second:"
@@ -185,9 +183,7 @@ class HuggingFaceModel(ModelSpec):
 
     def _configured(self) -> tuple[Any, Kind]:
         transformers = library(self.title)
-        config = self._fetched(
-            lambda **more: transformers.AutoConfig.from_pretrained(self.path, **more)
-        )
+        config = self._loaded(transformers.AutoConfig)
         for kind in KINDS:
             if type(config) in getattr(transformers, kind.configurations):
                 return config, kind
@@ -197,11 +193,11 @@ class HuggingFaceModel(ModelSpec):
         )
 
     def _tokenizer(self) -> Any:
-        tokenizer = self._fetched(
-            lambda **more: library(self.title).AutoTokenizer.from_pretrained(self.path, **more)
-        )
+        tokenizer = self._loaded(library(self.title).AutoTokenizer)
         if tokenizer.pad_token_id is None:
-            raise FedtailError(f"model '{self.title}' has a tokeniser without a token to fill up with")
+            raise FedtailError(
+                f"model '{self.title}' has a tokeniser without a token to fill up with"
+            )
         tokenizer.padding_side = "right"
         return tokenizer
 
@@ -210,7 +206,10 @@ class HuggingFaceModel(ModelSpec):
 
     def _most(self, config: Any) -> int:
         """Return how many tokens a text may have."""
-        known = (getattr(config, "max_position_embeddings", None), self._tokenizer().model_max_length)
+        known = (
+            getattr(config, "max_position_embeddings", None),
+            self._tokenizer().model_max_length,
+        )
         most = min([size for size in known if isinstance(size, int) and size > 0] or [LONGEST])
         if self.tokens is not None and self.tokens > most:
             raise FedtailError(
@@ -220,34 +219,23 @@ class HuggingFaceModel(ModelSpec):
 
     def _json(self, name: str) -> dict[str, Any]:
         """Return a file of the model as plain data; nothing if it has none."""
-        hub = library(self.title).utils.hub
-        found = self._fetched(
-            lambda **more: hub.cached_file(
-                self.path, name, _raise_exceptions_for_missing_entries=False, **more
-            )
-        )
-        return dict(json.loads(Path(found).read_text(encoding="utf-8"))) if found else {}
+        file = self._folder() / name
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
-    def _fetched(self, call: Callable[..., T]) -> T:
-        """Return what a call loads: from here, if it was fetched before, else from the hub."""
-        here = Path(self.path).expanduser().is_dir()
+    def _folder(self) -> Path:
+        here = Path(self.path).expanduser()
+        return here if here.is_dir() else snapshot(self.path, self.revision)
+
+    def _loaded(self, loader: Any, **options: Any) -> Any:
+        """Return what one of the library's loaders makes of the model's folder."""
+        folder = self._folder()
         try:
             with quiet_library():
-                try:
-                    return call(revision=self.revision, local_files_only=True)
-                except OSError:
-                    if here:
-                        raise
-                    return call(revision=self.revision)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            where = "in that folder" if here else "here, nor on the Hugging Face hub"
+                return loader.from_pretrained(folder, local_files_only=True, **options)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise FedtailError(
-                f"model '{self.title}' cannot be loaded: it is not {where}, or damaged"
-                f" ({first_line(error)})"
+                f"model '{self.title}' cannot be loaded from '{folder}': {first_line(error)}"
             ) from None
-
-
-PREPROCESSOR = "preprocessor_config.json"
 
 
 def library(what: str) -> Any:
@@ -257,6 +245,36 @@ def library(what: str) -> Any:
     except ImportError:
         raise missing_extra(f"model '{what}'", "the package transformers", "pretrained") from None
     return transformers
+
+
+def snapshot(name: str, revision: str | None) -> Path:
+    """Return the folder of a model of the hub: as it was fetched before, or fetched now.
+
+    Code is not fetched.
+    """
+    title = f"hf:{name}"
+    library(title)
+    from huggingface_hub import snapshot_download
+
+    told = {"repo_id": name, "revision": revision, "ignore_patterns": ["*/*"]}
+    for weights in WEIGHTS:
+        for here in (True, False):
+            try:
+                found = snapshot_download(
+                    **told,
+                    allow_patterns=["*.json", "*.txt", "*.model", weights],
+                    local_files_only=here,
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                if not here:
+                    raise FedtailError(
+                        f"model '{title}' is neither a folder nor a model that was fetched before or"
+                        f" that the Hugging Face hub gives now ({first_line(error)})"
+                    ) from None
+            else:
+                if any(Path(found).glob(weights)):
+                    return Path(found)
+    raise FedtailError(f"model '{title}' has no weights that can be read")
 
 
 @contextmanager

@@ -71,10 +71,9 @@ class Masked:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the network with its attention mask."""
         mask = (args[0] != self.pad).long()
-        # A row of nothing but padding would attend to nothing at all.
-        first = torch.zeros_like(mask)
-        first[:, 0] = 1
-        return args, {"attention_mask": torch.maximum(mask, first), **kwargs}
+        # The first counts always: an empty text would attend to nothing at all.
+        mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)
+        return args, {"attention_mask": mask, **kwargs}
 
 
 def strings(x: Any) -> list[str]:
