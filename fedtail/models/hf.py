@@ -1,4 +1,4 @@
-"""Networks of the Hugging Face hub, or saved in their format: images, sound and texts to classes."""
+"""Networks of the Hugging Face hub, or saved in their format: images, sound, texts to classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONGEST = 512
 PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
 """The files that hold weights; those of the first kind are taken if there are any."""
-RANDOM = ("apply_spec_augment", "layerdrop")
+RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0}
 """Random changes inside some networks of sound that draw from NumPy's global stream."""
 
 
@@ -78,9 +78,9 @@ class HuggingFaceModel(ModelSpec):
     def build(self, input_shape: Shape, num_classes: int) -> SplitModel:
         """Return the network; a classifier for another number of classes is drawn anew."""
         config, kind = self._configured()
-        for name in RANDOM:
+        for name, none in RANDOM.items():
             if hasattr(config, name):
-                setattr(config, name, 0)
+                setattr(config, name, none)
         config.num_labels = num_classes
         loader = getattr(library(self.title), kind.loader)
         if self.initial == "random":
@@ -268,8 +268,8 @@ def snapshot(name: str, revision: str | None) -> Path:
             except (OSError, ValueError, RuntimeError) as error:
                 if not here:
                     raise FedtailError(
-                        f"model '{title}' is neither a folder nor a model that was fetched before or"
-                        f" that the Hugging Face hub gives now ({first_line(error)})"
+                        f"model '{title}' is neither a folder nor a model that was fetched before,"
+                        f" nor does the Hugging Face hub give it now ({first_line(error)})"
                     ) from None
             else:
                 if any(Path(found).glob(weights)):

@@ -1,8 +1,8 @@
 """Images as a pretrained network takes them: its size, its mean and deviation.
 
 All of it comes from the ``preprocessor_config.json`` of the model. Images are resized inside the
-network (`Resized`), as a part of its forward pass: data sets stay as small as they are, and whatever
-runs the network, an exported file too, takes raw images.
+network (`Resized`), as a part of its forward pass: data sets stay as small as they are, and
+whatever runs the network, an exported file too, takes raw images.
 """
 
 from __future__ import annotations
