@@ -338,7 +338,7 @@ def fields_of(part: Config) -> dict[str, Any]:
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:
     """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
-    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
+    if path == "data" and isinstance(value, str) and value.endswith(".npz") and value[:4] != "npz:":
         value = {"name": "npz", "path": value}
     if isinstance(value, str) and isinstance(plain.get(path), dict):
         value = {**_carried(path, plain[path], value), "name": value}

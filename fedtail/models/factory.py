@@ -45,7 +45,8 @@ def build(model: ModelLike, input_shape: Shape, num_classes: int) -> SplitModel:
     """
     # Drawn, not zeros: on zeros, a ReLU behind the classifier could go unnoticed.
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
-    return fitted(made(model, input_shape, num_classes), [x], num_classes)[0]
+    whole = torch.ones(x.shape, dtype=torch.int64)  # for what begins with an embedding
+    return fitted(made(model, input_shape, num_classes), [x, whole], num_classes)[0]
 
 
 def made(model: ModelLike, input_shape: Shape, num_classes: int) -> nn.Module:

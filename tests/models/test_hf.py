@@ -249,7 +249,7 @@ def test_what_fills_up_is_not_looked_at(folders: Any) -> None:
 
 def test_tokens_are_counted(folders: Any) -> None:
     assert prepare(texts({"name": folders["bert"], "tokens": 3})).dataset.input_shape == (3,)  # type: ignore[arg-type]
-    with pytest.raises(FedtailError, match="model.tokens = 13 is more than the 12"):
+    with pytest.raises(FedtailError, match=r"model.tokens = 13 is more than the 12"):
         prepare(texts({"name": folders["bert"], "tokens": 13}))  # type: ignore[arg-type]
 
 
