@@ -72,7 +72,7 @@ class HuggingFaceModel(ModelSpec):
         None,
         ge=1,
         description="of texts: cut after so many tokens; by default what the network takes, at "
-        f"most {LONGEST}",
+        "most 512",
     )
 
     def build(self, input_shape: Shape, num_classes: int) -> SplitModel:
