@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +15,7 @@ from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
+from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
@@ -25,6 +27,7 @@ from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.spec import with_numbers
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
+from fedtail.privacy.cohorts import Cohorts
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
@@ -60,6 +63,17 @@ class Setting:
     def cohort(self) -> int:
         """How many clients a round has."""
         return min(self.experiment.per_round or len(self.federation), len(self.federation))
+
+    @cached_property
+    def cohorts(self) -> Cohorts | None:
+        """Who draws the clients of a round in a private run; none if all are asked, or openly."""
+        privacy, clients = self.experiment.privacy, len(self.federation)
+        if not privacy.on or self.cohort == clients:
+            return None
+        # In the local model who is asked is no secret, and the noise is planned for just these.
+        open_draw = privacy.simulated or privacy.model == "local"
+        seed = self.experiment.seed if open_draw else None
+        return Cohorts(clients, self.cohort, privacy.sampling == "poisson", seed)
 
     @property
     def min_clients(self) -> int:
@@ -134,6 +148,7 @@ class Setting:
             seed=self.experiment.seed,
             device=self.device,
             data=self.federation.server_data(self.split.server),
+            cohorts=self.cohorts,
         )
 
     def runtime(self, client_side: ClientSide | None = None) -> Runtime:
@@ -235,14 +250,14 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
         )
 
 
-def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def in_one_place(split: Split) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
     """Return the split as one client with all samples would have it, and what it holds out.
 
     Clients that are held out whole stay clients.
     """
     trained, held = len(split), split.held_out
     own = [np.sort(np.concatenate(held[:trained]))] if held else []
-    return [np.sort(np.concatenate(split.parts))], [*own, *held[trained:]]
+    return [np.sort(Parts.of(split.parts).order)], [*own, *held[trained:]]
 
 
 def trial_batches(dataset: Dataset) -> list[Tensor]:

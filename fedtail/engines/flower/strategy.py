@@ -138,11 +138,9 @@ class MethodStrategy(FedAvg):
         self.state = self._drive(self.method.round(self.state, server), server, ledger)
         self._empty.append(ledger.kept)
         stop_if_empty(self._empty, server_round == self.rounds, ledger.dropped)
-        states = dict(self.engine.states)
         self.engine.begin(server_round, "after")
-        final = self._drive(self.method.finalize(self.state, server), server, Ledger())
-        self.engine.states.clear()
-        self.engine.states.update(states)
+        with self.engine.states.forgotten():
+            final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         tested = self.method.eval_model(final)
         shipped = load_tested(tested, self.trained, self.base).whole(tested)
         numbers = {
