@@ -51,8 +51,9 @@ class Experiment(Config):
     )
     train: str = Field(
         "all",
-        description="what is trained of the network: all, head, last:N (its last N blocks), or "
-        "names of parameters such as 'layer4.* fc.*'; the rest is frozen and never sent",
+        description="what is trained of the network: all, head, last:N (its last N blocks), "
+        "lora:r=8 (low-rank updates), or names of parameters such as 'layer4.* fc.*'; the rest is "
+        "frozen and never sent",
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(

@@ -89,11 +89,13 @@ class ModelFile:
     def of(cls, setting: Setting) -> ModelFile:
         """Return it for the model of a run."""
         from fedtail.models import ModelSpec
+        from fedtail.models.lora import merged
 
         experiment, dataset = setting.experiment, setting.dataset
         given, model = dataset.given, setting.architecture
         mean, std = setting.federation.constants
-        described, structure = {"python": place_of(model)}, structure_of(setting.base.module)
+        plain = merged(setting.base).module
+        described, structure = {"python": place_of(model)}, structure_of(plain)
         if isinstance(model, ModelSpec):
             described, structure = model.but(weights=None).describe(), ""
         return cls(
@@ -158,6 +160,7 @@ def network_of(
     """
     from fedtail.methods import Method
     from fedtail.models import SplitModel, made, with_cosine_heads
+    from fedtail.models.lora import merged
     from fedtail.models.split_model import load_tested
     from fedtail.models.trained import with_trained
     from fedtail.rng import contained
@@ -184,7 +187,7 @@ def network_of(
         built = base
         if file.method is not None:
             method: Method[Any] = Method.model_validate(file.method)
-            built = method.build_model(with_trained(base, file.train))
+            built = merged(method.build_model(with_trained(base, file.train)))
     try:
         return load_tested(tensors, built, base)
     except FedtailError as error:

@@ -231,7 +231,9 @@ class HuggingFaceModel(ModelSpec):
         folder = self._folder()
         try:
             with quiet_library():
-                return loader.from_pretrained(folder, local_files_only=True, **options)
+                return loader.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False, **options
+                )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise FedtailError(
                 f"model '{self.title}' cannot be loaded from '{folder}': {first_line(error)}"
