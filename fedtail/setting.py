@@ -19,6 +19,7 @@ from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
+from fedtail.finish import shipped_network
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
@@ -281,4 +282,14 @@ def prepare(experiment: Experiment) -> Setting:
             " differential privacy does not cover: give data.mean and data.std, or"
             " data.normalisation=none"
         )
-    return Setting(experiment, dataset, split, federation, base, model, device)
+    setting = Setting(experiment, dataset, split, federation, base, model, device)
+    check_finish(setting)
+    return setting
+
+
+def check_finish(setting: Setting) -> None:
+    """Refuse a last step that cannot be done to what the method ships."""
+    method, finish = setting.method, setting.experiment.finish
+    if finish.asks:
+        shipped = dict(method.eval_model(method.init(setting.model, setting.server(0))))
+        finish.check(shipped_network(shipped, setting.model, setting.base))
