@@ -1,4 +1,4 @@
-"""What is done to a trained model before it is tested and shipped: a last step on top of any method.
+"""What is done to a trained model before it is tested and shipped: a last step after any method.
 
 Its exchanges are held with every client after those of the method, on the model that would be
 shipped, and they change nothing that training goes on from.

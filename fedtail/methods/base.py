@@ -16,8 +16,8 @@ from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 from fedtail.standardise import report_sums, sums_form
-from fedtail.training.closed_heads import ClosedHead
 from fedtail.training.blends import blends_form, count_blends
+from fedtail.training.closed_heads import ClosedHead
 from fedtail.training.feature_sums import report_feature_sums, sums_of_features_form
 from fedtail.training.priors import counts_form
 from fedtail.validation import count, form_of_counts

@@ -43,7 +43,7 @@ class ClosedFormState:
 
 @Method.register("closed-form")
 class ClosedForm(Method[ClosedFormState]):
-    """Compute a class-balanced head from sums of features, without training; one round is enough."""
+    """Computes a class-balanced head from sums of features, in one round and without training."""
 
     family: ClassVar[str] = "closed form"
     paper: ClassVar[str] = (

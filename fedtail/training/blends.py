@@ -66,17 +66,15 @@ def blends_form(task: Payload, classes: int) -> Form:
 def count_blends(payload: Payload, client: Client) -> Payload:
     """Count how each mixture does on what a client holds out."""
     network = load_tested(payload.group("model"), client.model, client.base or client.model)
-    other = payload.group("other")
-    weight, bias = (
-        None if t is None else t.to(client.device) for t in (other["weight"], other.get("bias"))
-    )
+    told = payload.group("other")
+    other = Head(told["weight"], told.get("bias")).to(client.device)
     held, classes = client.data.held_out, client.num_classes
     found = [Evaluation.empty(classes) for _ in MIXTURES]
     with torch.inference_mode():
         for index in torch.split(torch.arange(len(held)), AT_ONCE):
             x, y = held.batch(index)
             z, h, _ = network.output(x)
-            other_z = functional.linear(h, weight, bias)
+            other_z = functional.linear(h, *other)
             for number, (share, t) in enumerate(MIXTURES):
                 mixed = (1 - share) * z + share / t * other_z
                 found[number] += Evaluation.of(mixed, y, classes)

@@ -68,8 +68,9 @@ class Standard:
 
     @cached_property
     def within(self) -> Tensor:
-        """S: the covariance within classes, weighed as A is."""
-        total = self.weights.sum()
+        """S: the covariance within classes, weighed as A is, with N − L degrees of freedom."""
+        samples = self.counts.sum()
+        total = self.weights.sum() * (samples - len(self.counts)).clamp(min=1) / samples
         shares = (self.weights / total)[:, None] * self.means
         diagonal = self.energies / total - (shares * self.means).sum(0)
         if self.image is None:
@@ -129,8 +130,7 @@ class ClosedHead(Component):
         return (yield from ask_feature_sums(tensors, network, server, self.wanted))
 
     def put(self, sums: FeatureSums, network: SplitModel) -> dict[str, Tensor]:
-        """Return the head under the names of a network's classifier; no head if nobody has samples.
-        """
+        """Return the head by the names of a network's classifier; nothing if nobody has samples."""
         if not bool(sums.held.any()):
             return {}
         layer = self.carried_by(network)
@@ -221,9 +221,7 @@ class LDA(ClosedHead):
 
     def solve(self, s: Standard) -> Head:
         """Return Gaussian discriminants."""
-        freedom = s.counts.sum() / (s.counts.sum() - len(s.counts)).clamp(min=1)
-        covariance = s.within * freedom
-        d = len(covariance)
+        covariance, d = s.within, len(s.energies)
         spread = float(covariance.diagonal().mean())
         shrunk = (1 - self.shrinkage) * covariance
         shrunk.diagonal().add_(self.shrinkage * spread)

@@ -1,16 +1,16 @@
 """Counts, means and second moments of features, from sums over clients: what heads are made of.
 
 A first exchange adds up class counts, C whole numbers a client. The second sends the model with
-these counts n_c, and every client answers with its parts of means: Σ h / n_c of each class, Σ h² / N
-of each feature, and Σ p_y h hᵀ, where the weights p_c of a class's samples are 1 / N, or 1 / (L n_c)
-if all L classes that somebody holds are to count the same. Parts of means are as large as features,
-whatever number of samples there is, which is what encryption has room for.
+these counts n_c, and every client answers with its parts of means: Σ h / n_c of each class,
+Σ h² / N of each feature, and Σ p_y h hᵀ, where the weight p_c of a class's samples is 1 / N, or
+1 / (L n_c) if all L classes that somebody holds are to count the same. Parts of means are as large
+as features, whatever number of samples there is, which is what encryption has room for.
 
 The symmetric h hᵀ travels as its upper triangle, d (d + 1) / 2 numbers. Where these are too many,
-the product with a random matrix Ω of d rows and r columns is sent in their place. It is linear in h hᵀ,
-so it adds up as well, and gives the best known approximation of rank r that r products can give:
-A ≈ (A Ω) (Ωᵀ A Ω)⁺ (A Ω)ᵀ, exact if A has no higher rank (Tropp, Yurtsever, Udell, Cevher,
-"Fixed-Rank Approximation of a Positive-Semidefinite Matrix from Streaming Data", NIPS 2017).
+the product with a random matrix Ω of r columns is sent in their place. It is linear in h hᵀ, so it
+adds up as well, and A = Σ p h hᵀ is approximated by (A Ω) (Ωᵀ A Ω)⁺ (A Ω)ᵀ, which is exact if A has
+at most rank r (Tropp, Yurtsever, Udell, Cevher, "Fixed-Rank Approximation of a
+Positive-Semidefinite Matrix from Streaming Data", NIPS 2017).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def restored_sums(
 
 
 def sample_weights(counts: Tensor, balanced: bool) -> tuple[Tensor, Tensor]:
-    """Return what a sample of each class weighs in its class's mean, and in that of all products."""
+    """Return what a sample of each class weighs: in its class's mean, and in Σ p h hᵀ."""
     held = counts > 0
     inside = torch.where(held, 1 / counts.clamp(min=1).double(), 0.0)
     if balanced:
@@ -167,7 +167,7 @@ def from_sketch(image: Tensor, test: Tensor) -> Tensor:
     core = test.T @ image
     values, vectors = torch.linalg.eigh((core + core.T) / 2)
     kept = values > TINY * values.max().clamp(min=0)
-    factor = image @ (vectors[:, kept] * values[kept].rsqrt())
+    factor: Tensor = image @ (vectors[:, kept] * values[kept].rsqrt())
     return factor @ factor.T
 
 
