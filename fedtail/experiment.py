@@ -345,11 +345,14 @@ def apply(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
+    # Another method under the same protocol: how clients train stays (if they train at all), the
+    # method's own fields go.
+    known = section == "method" and name in Method.registry
+    trains = not known or "local" in Method.registry[name].model_fields
+    kept = {key: value for key, value in old.items() if trains or key != "local"}
     if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    trains = section == "method" and "local" in Method.registry[name].model_fields
-    return {"local": old["local"]} if trains and "local" in old else {}
+        return kept
+    return {"local": kept["local"]} if section == "method" and "local" in kept else {}
 
 
 def parse_value(text: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from closing import identity
 from torch import Tensor
 
-from fedtail import CReFF, FedAvg, FedtailError, RedGrape, load, run
+from fedtail import GBME, CReFF, FedAvg, FedtailError, RedGrape, load, run
 from fedtail.protocol import Payload, Update
 from fedtail.reduce import reduced
 from fedtail.setting import prepare
@@ -89,7 +89,7 @@ def test_it_is_paid_once_and_at_the_end() -> None:
 
 
 def test_validation_chooses_how_much_of_it_is_taken() -> None:
-    held = {"validation": 0.5, "score": "accuracy"}
+    held: dict[str, Any] = {"validation": 0.5, "score": "accuracy"}
     found = run(tiny.experiment(**CLOSED, **held))
     last = found.history[-1]
     share, t = (last["method"][f"closed_form_{name}"] for name in ("share", "temperature"))
@@ -130,13 +130,13 @@ def test_workers_and_resuming_give_the_same_bits(tmp_path: Path) -> None:
 def test_what_cannot_be_finished_is_refused_before_work_starts() -> None:
     with pytest.raises(FedtailError, match="finish = 'closed-form' asks clients again"):
         tiny.experiment(privacy={"epsilon": 1.0}, **CLOSED)
-    with pytest.raises(FedtailError, match="linear classifier .*, not CosineHead"):
+    with pytest.raises(FedtailError, match=r"linear classifier .*, not CosineHead"):
         prepare(tiny.experiment(head="cosine", **CLOSED))
     with pytest.raises(FedtailError, match="needs a classifier with a bias"):
         lda = {"name": "closed-form", "head": "lda"}
         prepare(tiny.experiment(model=tiny.unbiased_model, finish=lda))
     with pytest.raises(FedtailError, match="linear classifier"):
-        prepare(tiny.experiment({"name": "gbme"}, **CLOSED))
+        prepare(tiny.experiment(GBME(), **CLOSED))
     with pytest.raises(FedtailError, match="unknown finish 'closed'"):
         tiny.experiment(finish="closed")
 
