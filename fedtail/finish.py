@@ -47,6 +47,10 @@ class Finish(Component):
     asks: ClassVar[bool] = True
     """Whether clients are asked for anything."""
 
+    def closed_head(self) -> ClosedHead | None:
+        """Return how it makes a head of sums of features, if it does: what an audit attacks."""
+        return None
+
     def check(self, network: SplitModel) -> None:
         """Refuse a network that it cannot be done to."""
 
@@ -85,6 +89,10 @@ class ClosedFormFinish(Finish):
         description="mix it with the trained head as does best on what clients hold out, if they "
         "hold out any; or take it as it is",
     )
+
+    def closed_head(self) -> ClosedHead | None:
+        """Return how the head is computed."""
+        return self.head
 
     def check(self, network: SplitModel) -> None:
         """Refuse a classifier that cannot carry the head."""

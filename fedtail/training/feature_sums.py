@@ -109,25 +109,28 @@ def ask_feature_sums(
     """
     found = yield [Task(client, "class_totals", Payload()) for client in server.clients]
     counts = found["counts"]["classes"].long()
-    d = network.feature_dim
-    told = {"weigh/counts": counts}
-    test = None
-    if wanted.products and 0 < wanted.rank < d:
-        test = torch.randn(d, wanted.rank, generator=server.generator("feature products"))
-        told["weigh/test"] = test
-    facts = {"width": d, "products": int(wanted.products), "balanced": int(wanted.balanced)}
-    question = Payload({**grouped("model", tensors), **told}, facts)
+    question = sums_question(tensors, network, counts, wanted, server)
     # Whose counts are not in n_c would bring parts of other means.
     found = yield [Task(client, "feature_sums", question) for client in found.clients]
-    sums = restored_sums(found[SUMS], counts, wanted, test)
-    return sums._replace(clients=len(found.clients))
+    return restored_sums(found[SUMS], question)._replace(clients=len(found.clients))
 
 
-def restored_sums(
-    told: Tensors, counts: Tensor, wanted: Wanted, test: Tensor | None
-) -> FeatureSums:
-    """Return sums from added-up parts of means, with the counts that these were parts by."""
-    inside, across = sample_weights(counts, wanted.balanced)
+def sums_question(
+    tensors: Tensors, network: SplitModel, counts: Tensor, wanted: Wanted, server: Server
+) -> Payload:
+    """Return what clients are sent in the second exchange, with the class counts of the first."""
+    d, told = network.feature_dim, {"weigh/counts": counts}
+    if wanted.products and 0 < wanted.rank < d:
+        draw = server.generator("feature products")
+        told["weigh/test"] = torch.randn(d, wanted.rank, generator=draw)
+    facts = {"width": d, "products": int(wanted.products), "balanced": int(wanted.balanced)}
+    return Payload({**grouped("model", tensors), **told}, facts)
+
+
+def restored_sums(told: Tensors, question: Payload) -> FeatureSums:
+    """Return sums from parts of means, those of one client or added up, that a question brought."""
+    counts, test = question.tensors["weigh/counts"], question.tensors.get("weigh/test")
+    inside, across = sample_weights(counts, bool(question.scalars["balanced"]))
     sums = told["sums"] / inside.clamp(min=TINY)[:, None]
     image = told.get("products")
     if image is not None:
