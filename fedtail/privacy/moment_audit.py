@@ -22,7 +22,7 @@ from fedtail.rng import torch_generator
 from fedtail.setting import Setting
 from fedtail.training.closed_heads import ClosedHead
 from fedtail.training.feature_sums import (
-    SUMS,
+    FEATURE_GROUP,
     FeatureSums,
     from_sketch,
     local_features,
@@ -33,7 +33,7 @@ from fedtail.training.feature_sums import (
 ATTACKED_CLIENTS = 10
 TURNS = 500
 """Steps of the search for the rotation."""
-COMPARED = 500
+UNSEEN = 500
 """How many test samples stand for those that a client does not have."""
 
 
@@ -89,7 +89,7 @@ def moment_leak(
     if not head.wanted.products or not small:
         return found
     with torch.no_grad():
-        x, _ = federation.test_batch(0, COMPARED)
+        x, _ = federation.test_batch(0, UNSEEN)
         others = network.features(x).cpu().double()
     scores = [
         _attack(k, head, setting, runtime, tensors, others) for _, k in small[:ATTACKED_CLIENTS]
@@ -118,7 +118,7 @@ def _attack(
     sent = {name: t for name, t in tensors.items() if name in network.names()}
     question = sums_question(sent, network, federation.class_counts(), head.wanted, server)
     answer = runtime.perform(Task(client, "feature_sums", question), {}, Clock(1, 1))
-    sums = restored_sums(answer.group(SUMS), question)
+    sums = restored_sums(answer.group(FEATURE_GROUP), question)
     real = torch.cat([h for h, _ in local_features(network, federation.client(client))])
     basis = spanned(sums)
     away = [-(h - h @ basis.T @ basis).norm(dim=1) / h.norm(dim=1) for h in (real, others)]

@@ -19,6 +19,7 @@ from fedtail.metrics.evaluation import Evaluation
 from fedtail.models.split_model import load_tested
 from fedtail.protocol import Client, ClientId, Exchange, Payload, Task, Tensors, grouped
 from fedtail.training.federated_features import Head
+from fedtail.validation import COUNTED_AT_ONCE
 
 if TYPE_CHECKING:
     from fedtail.reduce import Reduced
@@ -28,7 +29,6 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TEMPERATURES = (1.0, 2.0, 4.0)
 """T: what the other head's logits are divided by."""
 COUNTED = "mixtures"
-AT_ONCE = 500
 
 
 class Mixture(NamedTuple):
@@ -71,7 +71,7 @@ def count_blends(payload: Payload, client: Client) -> Payload:
     held, classes = client.data.held_out, client.num_classes
     found = [Evaluation.empty(classes) for _ in MIXTURES]
     with torch.inference_mode():
-        for index in torch.split(torch.arange(len(held)), AT_ONCE):
+        for index in torch.split(torch.arange(len(held)), COUNTED_AT_ONCE):
             x, y = held.batch(index)
             z, h, _ = network.output(x)
             other_z = functional.linear(h, *other)

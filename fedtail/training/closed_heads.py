@@ -30,7 +30,7 @@ from fedtail.training.federated_features import Head
 
 FLAT = 1e-4
 """A deviation below this part of the largest is taken for rounding, and not blown up."""
-MARGIN = 10.0
+BELOW_MEAN = 10.0
 """How far the logit of a class that nobody holds lies below the mean of the others."""
 SUREST = 30.0
 """The largest mean distance of two classes' logits: one sample a class has no deviation at all."""
@@ -121,7 +121,7 @@ class ClosedHead(Component):
         offset = factor * offset - weight @ shift
         # No mean of logits is above all of them: such a class is never the likeliest.
         rows = weight.mean(0).expand(len(sums.counts), -1).clone()
-        offsets = (offset.mean() - MARGIN * bias).expand(len(sums.counts)).clone()
+        offsets = (offset.mean() - BELOW_MEAN * bias).expand(len(sums.counts)).clone()
         rows[sums.held], offsets[sums.held] = weight, offset
         return Head(rows, offsets)
 

@@ -27,9 +27,9 @@ from fedtail.forms import Form, Like, Total
 from fedtail.models.split_model import SplitModel, load_tested
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 
-SUMS = "features"
+FEATURE_GROUP = "features"
 """The group of tensors that is added up."""
-AT_ONCE = 500
+FEATURES_AT_ONCE = 500
 """Samples that are given to the network at a time."""
 TINY = 1e-12
 """Of an eigenvalue, as a part of the largest: what is below is rounding."""
@@ -112,7 +112,7 @@ def ask_feature_sums(
     question = sums_question(tensors, network, counts, wanted, server)
     # Whose counts are not in n_c would bring parts of other means.
     found = yield [Task(client, "feature_sums", question) for client in found.clients]
-    return restored_sums(found[SUMS], question)._replace(clients=len(found.clients))
+    return restored_sums(found[FEATURE_GROUP], question)._replace(clients=len(found.clients))
 
 
 def sums_question(
@@ -188,7 +188,7 @@ def sums_of_features_form(task: Payload, classes: int) -> Form:
     if task.scalars["products"]:
         shape = (d * (d + 1) // 2,) if test is None else tuple(test.shape)
         looks["products"] = Like(shape, torch.float64)
-    return Form().group(SUMS, looks, Total())
+    return Form().group(FEATURE_GROUP, looks, Total())
 
 
 def report_feature_sums(payload: Payload, client: Client) -> Payload:
@@ -210,13 +210,13 @@ def report_feature_sums(payload: Payload, client: Client) -> Payload:
     if payload.scalars["products"]:
         upper = torch.triu_indices(d, d)
         parts["products"] = image[upper[0], upper[1]] if test is None else image
-    return Payload(grouped(SUMS, parts))
+    return Payload(grouped(FEATURE_GROUP, parts))
 
 
 def local_features(network: SplitModel, data: ClientData) -> Iterator[tuple[Tensor, Tensor]]:
     """Give a client's features and labels batch by batch, in evaluation mode and float64."""
     network.eval()
-    for index in torch.split(torch.arange(len(data)), AT_ONCE):
+    for index in torch.split(torch.arange(len(data)), FEATURES_AT_ONCE):
         with torch.no_grad():
             h = network.features(data.batch(index)[0])
         yield h.cpu().double(), data.labels[index]
