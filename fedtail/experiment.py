@@ -104,6 +104,12 @@ class Experiment(Config):
         NoFinish(), description="a last step after training, before a model is tested and shipped"
     )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
+    traffic_limit: float = Field(
+        100.0,
+        ge=0,
+        description="gigabytes that all clients may send and receive in all rounds, where these "
+        "grow with classes and features; a run that would need more is refused; 0 is no limit",
+    )
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )

@@ -19,7 +19,8 @@ from fedtail.models.split_model import SplitModel
 from fedtail.protocol import ClientId, Exchange, Server
 from fedtail.training.blends import Judge, Mixture, choose_blend
 from fedtail.training.classifier import named, unnamed
-from fedtail.training.closed_heads import BalancedRidge, ClosedHead
+from fedtail.training.closed_heads import SKETCH, BalancedRidge, ClosedHead
+from fedtail.volume import Volume
 
 Model = dict[str, Tensor]
 
@@ -49,6 +50,10 @@ class Finish(Component):
 
     def closed_head(self) -> ClosedHead | None:
         """Return how it makes a head of sums of features, if it does: what an audit attacks."""
+        return None
+
+    def volume(self, network: SplitModel, classes: int) -> Volume | None:
+        """Return how many bytes it sends, if they grow with classes and features."""
         return None
 
     def check(self, network: SplitModel) -> None:
@@ -93,6 +98,10 @@ class ClosedFormFinish(Finish):
     def closed_head(self) -> ClosedHead | None:
         """Return how the head is computed."""
         return self.head
+
+    def volume(self, network: SplitModel, classes: int) -> Volume | None:
+        """Count the sums of all clients, once."""
+        return Volume(once=self.head.nbytes(network, classes), less=f"finish.{SKETCH}")
 
     def check(self, network: SplitModel) -> None:
         """Refuse a classifier that cannot carry the head."""

@@ -21,6 +21,7 @@ from fedtail.training.closed_heads import ClosedHead
 from fedtail.training.feature_sums import report_feature_sums, sums_of_features_form
 from fedtail.training.priors import counts_form
 from fedtail.validation import count, form_of_counts
+from fedtail.volume import Volume
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Payload])
@@ -168,6 +169,20 @@ class Method(Component, Generic[S]):
     def asks(self) -> Asks:
         """Say what the server half asks of clients, as far as encryption and privacy rest on it."""
         return Asks()
+
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
+        """Return how many bytes one client is sent and sends, where they grow with classes.
+
+        None by default: what most methods send is the model, and grows with nothing else.
+
+        Parameters
+        ----------
+        model, classes
+            What is trained, and for how many classes.
+        held
+            How many classes a client holds, on average.
+        """
+        return None
 
     def closed_head(self) -> ClosedHead | None:
         """Return how it makes a head of sums of features, if it does: what an audit attacks."""

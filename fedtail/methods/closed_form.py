@@ -22,7 +22,8 @@ from torch import Tensor
 from fedtail.methods.base import Asks, Method
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server, Tensors
-from fedtail.training.closed_heads import BalancedRidge, ClosedHead
+from fedtail.training.closed_heads import SKETCH, BalancedRidge, ClosedHead
+from fedtail.volume import Volume
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ class ClosedForm(Method[ClosedFormState]):
         return Asks(
             round="own", numbers="second moments of features are sent as they are, not clipped"
         )
+
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume:
+        """Count the sums of all clients, once."""
+        return Volume(once=self.head.nbytes(model, classes), less=SKETCH)
 
     def closed_head(self) -> ClosedHead | None:
         """Return how it makes a head of sums of features."""

@@ -27,7 +27,9 @@ from fedtail.protocol import Exchange, Server, Tensors
 from fedtail.training.classifier import named
 from fedtail.training.feature_sums import FeatureSums, Wanted, ask_feature_sums, from_sketch
 from fedtail.training.federated_features import Head
+from fedtail.volume import model_bytes
 
+SKETCH = "head.rank=256 sends a sketch of the second moments, head=ncm none"
 FLAT = 1e-4
 """A deviation below this part of the largest is taken for rounding, and not blown up."""
 BELOW_MEAN = 10.0
@@ -128,6 +130,14 @@ class ClosedHead(Component):
     def ask(self, tensors: Tensors, network: SplitModel, server: Server) -> Exchange[FeatureSums]:
         """Hold the exchanges that bring the sums."""
         return (yield from ask_feature_sums(tensors, network, server, self.wanted))
+
+    def nbytes(self, network: SplitModel, classes: int) -> int:
+        """Return how many bytes go to and from one client."""
+        wanted, d = self.wanted, network.feature_dim
+        sketch = wanted.products and 0 < wanted.rank < d
+        products = (d * wanted.rank if sketch else d * (d + 1) // 2) if wanted.products else 0
+        down = model_bytes(network) + 8 * classes + (4 * products if sketch else 0)
+        return down + 16 * classes + 8 * ((classes + 2) * d + products)
 
     def put(self, sums: FeatureSums, network: SplitModel) -> dict[str, Tensor]:
         """Return the head by the names of a network's classifier; nothing if nobody has samples."""

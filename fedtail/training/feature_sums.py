@@ -167,11 +167,17 @@ def whole(triangle: Tensor) -> Tensor:
 
 def from_sketch(image: Tensor, test: Tensor) -> Tensor:
     """Return (A Ω) (Ωᵀ A Ω)⁺ (A Ω)ᵀ for a positive-semidefinite A, given A Ω and Ω."""
-    core = test.T @ image
+    factor = sketch_factor(image, test)
+    return factor @ factor.T
+
+
+def sketch_factor(image: Tensor, test: Tensor) -> Tensor:
+    """Return F with F Fᵀ = (A Ω) (Ωᵀ A Ω)⁺ (A Ω)ᵀ."""
+    core = test.double().T @ image
     values, vectors = torch.linalg.eigh((core + core.T) / 2)
     kept = values > TINY * values.max().clamp(min=0)
     factor: Tensor = image @ (vectors[:, kept] * values[kept].rsqrt())
-    return factor @ factor.T
+    return factor
 
 
 # Client half
