@@ -21,6 +21,7 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
+from fedtail.finish import Finish, NoFinish, refuse_private
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
@@ -100,7 +101,16 @@ class Experiment(Config):
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"
     )
+    finish: Finish = Field(
+        NoFinish(), description="a last step after training, before a model is tested and shipped"
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
+    traffic_limit: float = Field(
+        100.0,
+        ge=0,
+        description="gigabytes that all clients may send and receive in all rounds, where these "
+        "grow with classes and features; a run that would need more is refused; 0 is no limit",
+    )
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )
@@ -175,6 +185,12 @@ class Experiment(Config):
                 f"{wants} needs samples that are held out of training, for example validation=0.1; "
                 "the test set chooses nothing"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _finish(self) -> Self:
+        if self.privacy.on:
+            refuse_private(self.finish)
         return self
 
     @field_validator("device")
@@ -347,10 +363,14 @@ def apply(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
+    # Another method under the same protocol: how clients train stays (if they train at all), the
+    # method's own fields go.
+    known = section == "method" and name in Method.registry
+    trains = not known or "local" in Method.registry[name].model_fields
+    kept = {key: value for key, value in old.items() if trains or key != "local"}
     if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    return {"local": old["local"]} if section == "method" and "local" in old else {}
+        return kept
+    return {"local": kept["local"]} if section == "method" and "local" in kept else {}
 
 
 def parse_value(text: str) -> Any:

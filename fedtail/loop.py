@@ -276,7 +276,8 @@ class Loop:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
         least = self.setting.min_clients
-        if len(ledger.clients) < least:
+        # A round in which a method asks nobody is not short of anybody.
+        if ledger.traffic and len(ledger.clients) < least:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,10 @@ from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
+from fedtail.finish import shipped_network
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
+from fedtail.metrics.traffic import GB
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.spec import with_numbers
 from fedtail.models.split_model import SplitModel
@@ -31,8 +34,13 @@ from fedtail.privacy.cohorts import Cohorts
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
+from fedtail.volume import Traffic
 
 DEFAULT_CLIENTS = 10
+MUCH = 1.0
+"""From so many gigabytes on, what a run sends is said before it starts."""
+COUNTED_CLIENTS = 1000
+"""How many clients stand for all where the classes that they hold are counted."""
 LOOKED_AT = 64
 """How many inputs stand for all where each is decoded from a file of its own."""
 
@@ -102,7 +110,37 @@ class Setting:
             return range(trained)
         return range(trained, trained + len(self.split.held_out) - len(self.split))
 
+    @cached_property
+    def traffic(self) -> Traffic | None:
+        """What will be sent, where that grows with classes and features."""
+        experiment, classes = self.experiment, self.dataset.num_classes
+        last = experiment.finish.volume(self.base, classes)
+        if last is None and self.method.volume(self.model, classes, 0) is None:
+            return None
+        some = range(0, len(self.federation), max(1, len(self.federation) // COUNTED_CLIENTS))
+        held = [int((self.federation.counts(k) > 0).sum()) for k in some]
+        # Protected updates have rows of all classes, zeros included.
+        mean = classes if experiment.protected else sum(held) / max(1, len(held))
+        own = self.method.volume(self.model, classes, mean)
+        volumes = [volume for volume in (own, last) if volume is not None]
+        return Traffic.of(volumes, experiment.rounds, self.cohort, len(self.federation))
+
+    def check_traffic(self) -> None:
+        """Refuse a run that would send more than its limit, with the number."""
+        limit, traffic = self.experiment.traffic_limit, self.traffic
+        if limit and traffic is not None and traffic.total > limit * GB:
+            raise FedtailError(
+                f"method '{self.method.name}' would send {traffic.sentence}, more than "
+                f"traffic_limit = {limit:g} GB: {traffic.less}; or raise the limit with "
+                f"traffic_limit={math.ceil(traffic.total / GB)} (0 is no limit)"
+            )
+
     def remarks(self) -> list[str]:
+        """Return what is odd about the classes, and much traffic, a sentence each."""
+        much = self.traffic is not None and self.traffic.total >= MUCH * GB
+        return [*self.odd_classes(), *([self.traffic.remark] if self.traffic and much else [])]
+
+    def odd_classes(self) -> list[str]:
         """Return what is odd about the classes, a sentence each."""
         held = np.array(self.class_counts)
         if not held.any():  # nobody said what the clients hold
@@ -312,4 +350,15 @@ def prepare(experiment: Experiment) -> Setting:
             " differential privacy does not cover: give data.mean and data.std, or"
             " data.normalisation=none"
         )
-    return Setting(experiment, dataset, split, federation, base, model, device)
+    setting = Setting(experiment, dataset, split, federation, base, model, device)
+    check_finish(setting)
+    setting.check_traffic()
+    return setting
+
+
+def check_finish(setting: Setting) -> None:
+    """Refuse a last step that cannot be done to what the method ships."""
+    method, finish = setting.method, setting.experiment.finish
+    if finish.asks:
+        shipped = dict(method.eval_model(method.init(setting.model, setting.server(0))))
+        finish.check(shipped_network(shipped, setting.model, setting.base))
