@@ -37,7 +37,8 @@ def images(name: str) -> Raw:
     raw = read_npz(fetch(name))
     data = dataset_from(raw, name)
     order = torch.from_numpy(numpy_generator(0, f"features {name}").permutation(len(data.train)))
-    return Raw(data.train.x[order], data.train.y[order], data.test.x, data.test.y, data.classes)
+    tested = cast(Tensor, data.test.x)
+    return Raw(data.train.x[order], data.train.y[order], tested, data.test.y, data.classes)
 
 
 def encoded(x: Tensor, size: int, threads: int) -> np.ndarray:

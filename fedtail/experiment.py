@@ -48,6 +48,11 @@ class Experiment(Config):
     head: Literal["own", "cosine"] = Field(
         "own", description="the network's classifier: its own, or a cosine head in its place"
     )
+    features: Literal["memory", "disk", "anew"] = Field(
+        "memory",
+        description="where features of a frozen body are kept, computed once: memory, disk (files "
+        "in the data folder, for later runs too), or nowhere: anew in every epoch",
+    )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(
         Dirichlet(),

@@ -33,6 +33,7 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
+from fedtail.models.split_model import load_tested
 from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
@@ -81,7 +82,7 @@ def run(
             stack.enter_context(locked(folder.path))
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
-        setting = prepare(experiment)
+        setting = prepare(experiment).with_features()
         for remark in () if resume else setting.remarks():
             logger.warning("%s", remark)
         protected = stack.enter_context(protection(setting))
@@ -132,7 +133,7 @@ class Loop:
         # 2. The state before round 1, or that of the last checkpoint.
         server = self.setting.server(0)
         with blaming("server half, before the first round"):
-            state = method.init(self.setting.model, server)
+            state = method.init(server.model, server)
         if resume and self.folder is not None:
             self.folder.must_hold(experiment.describe())
             self.warn(self.folder.must_be_on(self.setting.digests()))
@@ -248,6 +249,7 @@ class Loop:
             classes=self.setting.dataset.classes,
             class_counts=self.setting.class_counts,
             clients=self.setting.client_names,
+            features=self.setting.features,
         )
         for callback in self.callbacks:
             callback.on_start(info)
@@ -347,7 +349,7 @@ class Loop:
         last = None if self.tested is None else self.tested.model
         kept = self.choice.kept
         shipped = kept or last or self.scoring.shippable(state, server, Ledger())
-        network = self.setting.runtime().load_tested(shipped)
+        network = load_tested(shipped, self.setting.model, self.setting.base)
         tensors = network.whole(shipped)
         if self.folder is not None:
             tested = self.tested if kept is None else None
