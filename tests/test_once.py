@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,15 +13,16 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from fedtail import Arrays, Augment, Experiment, FedAvg, Method, load, run
+from fedtail import Arrays, Augment, Experiment, FedAvg, FedtailError, Method, load, run
 from fedtail.callbacks import Progress
 from fedtail.data.feature_store import CACHE, FeatureStore
+from fedtail.methods import ModelState
 from fedtail.models import SplitModel
 from fedtail.once import Encoder, head_alone
 from fedtail.setting import prepare
 
-WHOLE = {"fedalign", "ifca"}
-"""Methods that need more of a network than its head: a block of it, or copies with other weights."""
+WHOLE = {"fedalign"}
+"""Methods that train more of a network than its head."""
 
 
 class Body(nn.Module):
@@ -73,13 +74,23 @@ def test_every_method_gives_the_same(name: str) -> None:
     assert far(*map(run, chosen)) < (1e-4 if name == "feddf" else 1e-6)
 
 
+class Deep(FedAvg[ModelState]):
+    """A method that looks at a layer of the body."""
+
+    name: ClassVar[str] = "deep"
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        if "0.layers.0" not in dict(base.module.named_modules()):
+            raise FedtailError("there is no layer '0.layers.0'")
+        return base
+
+
 def test_a_method_that_needs_the_body_has_it() -> None:
-    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).requires_grad_(False)
-    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, tiny.CLASSES))
-    setting = prepare(experiment("memory", model, method=method_of("fedalign"))).with_features()
+    setting = prepare(experiment("memory", method=Deep(local=tiny.quick()))).with_features()
     assert setting.heads is None
-    assert setting.features.startswith(
-        "features computed every time: method 'fedalign' needs the whole network"
+    assert setting.features == (
+        "features computed every time: method 'deep' needs the whole network (there is no layer "
+        "'0.layers.0')"
     )
 
 

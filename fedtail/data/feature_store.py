@@ -107,7 +107,10 @@ class FeatureStore:
         if not self.key:
             return list(torch.split(together, ENCODED_AT_ONCE))
         blocks = torch.unique(together // ENCODED_AT_ONCE).tolist()
-        return [torch.arange(b * ENCODED_AT_ONCE, min((b + 1) * ENCODED_AT_ONCE, self.samples)) for b in blocks]
+        return [
+            torch.arange(b * ENCODED_AT_ONCE, min((b + 1) * ENCODED_AT_ONCE, self.samples))
+            for b in blocks
+        ]
 
     def _open(self, constants: MeanAndStd) -> None:
         """Map the files; rows that a power cut left half written do not count."""
