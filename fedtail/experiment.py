@@ -50,6 +50,11 @@ class Experiment(Config):
     head: Literal["own", "cosine"] = Field(
         "own", description="the network's classifier: its own, or a cosine head in its place"
     )
+    features: Literal["memory", "disk", "anew"] = Field(
+        "memory",
+        description="where features of a frozen body are kept, computed once: memory, disk (files "
+        "in the data folder, for later runs too), or nowhere: anew in every epoch",
+    )
     train: str = Field(
         "all",
         description="what is trained of the network: all, head, last:N (its last N blocks), "

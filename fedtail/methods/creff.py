@@ -95,6 +95,10 @@ class CReFF(FedAvg[CReFFState]):
     repeats: int = Field(10, ge=1, description="augmented: repeats of each class")
     repeat_samples: int = Field(32, ge=1, description="augmented: most samples in a repeat")
 
+    def changes_inputs(self) -> bool:
+        """Whether class gradients are of images under random changes."""
+        return self.gradients == "augmented"
+
     # Server half
 
     def init(self, model: SplitModel, server: Server) -> CReFFState:
