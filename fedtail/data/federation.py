@@ -133,6 +133,10 @@ class Federation:
             tokens=self.tokens,
         )
 
+    def positions(self, k: int) -> Tensor:
+        """Return where client k's samples stand in the data set."""
+        return _part(self.order, self.offsets, k)
+
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
         held = _part(self._held_order, self._held_offsets, k)

@@ -13,6 +13,7 @@ from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
 from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
+from fedtail.engines.together import arranged
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
@@ -146,6 +147,7 @@ class Answers:
             Job(task, self.states.get(task.client, known.get(task.client, {})), clock)
             for task, clock in wave
         ]
+        jobs = arranged(self.engine.runtime, jobs)
         total = None if self.plan.single else self.total
         results = iter(self.engine.executor.perform(jobs, total))
         for job in jobs:  # no zip, which would keep an answer until the next is there
