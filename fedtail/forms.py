@@ -217,7 +217,7 @@ def sound(tensors: Mapping[str, Tensor], looks: Mapping[str, Like]) -> Tensor:
         if tensor.shape[1:] != look.shape or tensor.dtype != look.dtype or look.counted:
             return torch.zeros_like(good)
         if tensor[0].numel() and tensor.dtype != torch.bool:
-            low, high = torch.aminmax(tensor.flatten(1), dim=1)  # NaN if there is one
+            low, high = torch.aminmax(tensor.reshape(len(good), -1), dim=1)  # NaN if there is one
             good &= (low >= look.low) & (high <= look.high)
     return good
 

@@ -49,14 +49,18 @@ HOOKS = (
     "reply",
 )
 """What may do anything, and is FedAvg's own in a method whose clients can train together."""
+FEWEST = 3
+"""Fewer clients are trained one by one."""
 AT_ONCE = 1 << 24
 """Inputs of a block that have fewer numbers than this are normalised once, and kept."""
 
 
 def can_train_together(method: type[Method[Any]]) -> bool:
     """Whether clients of a method can train together, as far as its class tells."""
-    return issubclass(method, FedAvg) and all(
-        getattr(method, hook) is getattr(FedAvg, hook) for hook in HOOKS
+    return (
+        issubclass(method, FedAvg)
+        and not method.pooled
+        and all(getattr(method, hook) is getattr(FedAvg, hook) for hook in HOOKS)
     )
 
 
@@ -74,9 +78,14 @@ def why_alone(runtime: Runtime) -> str:
     return ""
 
 
+def in_blocks(runtime: Runtime, job: Job) -> bool:
+    """Whether clients that are given such a task train together."""
+    return runtime.together > 1 and job.task.action == "train"
+
+
 def arranged(runtime: Runtime, jobs: list[Job]) -> list[Job]:
     """Return the jobs in the order in which they are cut into blocks: the largest clients first."""
-    if runtime.together < 2:
+    if not any(in_blocks(runtime, job) for job in jobs):
         return jobs
     first = {id(job.task.payload): number for number, job in reversed(list(enumerate(jobs)))}
     size = runtime.federation.size
@@ -85,9 +94,9 @@ def arranged(runtime: Runtime, jobs: list[Job]) -> list[Job]:
 
 def blocks(runtime: Runtime, jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """Cut jobs into blocks of clients that train together, and single ones."""
-    for (action, _), same in groupby(jobs, key=lambda job: (job.task.action, id(job.task.payload))):
+    for _, same in groupby(jobs, key=lambda job: (job.task.action, id(job.task.payload))):
         some = list(same)
-        most = max(1, runtime.together) if action == "train" else 1
+        most = runtime.together if in_blocks(runtime, some[0]) else 1
         count = math.ceil(len(some) / most)
         ends = [len(some) * number // count for number in range(count + 1)]
         yield from (some[a:b] for a, b in pairwise(ends))
@@ -99,7 +108,7 @@ def done_together(runtime: Runtime, jobs: Sequence[Job], total: Sums | None) -> 
     Nothing stands in the place of a client that is to be trained alone: of all, if the block
     raises; of those whose answer is not what was declared. What they raise or send then is theirs.
     """
-    if len(jobs) < 2:
+    if len(jobs) < FEWEST or not in_blocks(runtime, jobs[0]):
         return [None] * len(jobs)
     try:
         found = Members(runtime, jobs).trained()

@@ -294,7 +294,7 @@ class Block:
 
 def _clip(gradients: Named, largest: float) -> None:
     """Scale the gradients of each client to at most this norm, as `clip_grad_norm_` does."""
-    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
+    norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients.values()]
     if not norms:
         return
     factor = (largest / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1)

@@ -1,0 +1,108 @@
+"""How many clients train as one computation: by a rule, so that a run is the same every time."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from fedtail.engines.runtime import Runtime
+from fedtail.engines.together import FEWEST, Members, in_blocks, why_alone
+from fedtail.methods import FedAvg
+from fedtail.protocol import Payload
+
+if TYPE_CHECKING:
+    from fedtail.engines.executor import Job
+
+logger = logging.getLogger("fedtail")
+
+Together = int | Literal["auto"]
+"""How many clients train as one computation; "auto" is by the rule."""
+MOST = 50
+"""More clients in a block gain nothing more."""
+LEAST = 10
+"""So many clients are in a block, however much they train."""
+MOST_WEIGHTS = 50_000
+"""With more weights a client's own step is work enough, and a block has no room in the cache."""
+BLOCK_BYTES = 1 << 23
+"""The weights of a block are not larger than this."""
+BLOCK_WORK = 1 << 24
+"""Weights times samples of a block, so that a round of much work has blocks for many processes."""
+APART = 0.01
+"""How far the step of a client may be from what it does alone, as a part of it, in the trial."""
+
+
+def block_size(asked: Together, runtime: Runtime) -> tuple[int, list[str]]:
+    """Return how many clients train together, 0 if each trains alone.
+
+    Parameters
+    ----------
+    asked
+        What the experiment says.
+    runtime
+        The data, the method and the model.
+
+    Returns
+    -------
+    tuple
+        The number, and a sentence where a number that was asked for cannot be had.
+    """
+    alone = why_alone(runtime)
+    if asked == "auto":
+        return (0 if alone else _by_rule(runtime)), []
+    if asked > 1 and alone:
+        return 0, [f"together = {asked} is not possible, and clients train one by one: {alone}"]
+    return asked if asked > 1 else 0, []
+
+
+def _by_rule(runtime: Runtime) -> int:
+    method, federation = cast(FedAvg[Any], runtime.method), runtime.federation
+    weights = sum(parameter.numel() for parameter in runtime.model.trainable().values())
+    if runtime.device.type != "cpu" or weights > MOST_WEIGHTS:
+        return 0
+    samples = max(1.0, len(federation.order) / max(1, len(federation)))
+    local = method.local
+    drawn = local.steps * local.batch_size if local.steps else math.ceil(local.epochs * samples)
+    room = BLOCK_BYTES // (4 * weights)
+    work = BLOCK_WORK // max(1, weights * drawn)
+    return min(MOST, max(LEAST, min(room, work)))
+
+
+def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:
+    """Try a block of the first clients, and train one by one from now on if it is not the same.
+
+    A loss or a network of somebody's own may do what cannot be done for many clients at once.
+    """
+    some = [job for job in jobs if in_blocks(runtime, job)]
+    same = [job for job in some if job.task.payload is some[0].task.payload][:2]
+    if len(some) < FEWEST or len(same) < 2:
+        return
+    try:
+        alone = [runtime.perform(job.task, dict(job.state), job.clock) for job in same]
+    except Exception:  # it will again, where somebody is told
+        return
+    try:
+        found = Members(runtime, same).trained()
+        reason = _apart([found.payload(row) for row in range(2)], alone, same[0].task.payload)
+    except Exception as error:  # what somebody else wrote may fail in any way
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if reason:
+        runtime.together = 0
+        logger.info("clients are trained one by one: %s", reason)
+
+
+def _apart(found: Sequence[Payload], alone: Sequence[Payload], sent: Payload) -> str:
+    """Return what differs, in a clause; last bits may."""
+    for one, other in zip(found, alone, strict=True):
+        if one.tensors.keys() != other.tensors.keys():
+            return "the answers have other names"
+        for name, expected in other.tensors.items():
+            before = sent.tensors.get(name, torch.zeros_like(expected)).double()
+            moved = float((expected.double() - before).norm())
+            off = float((expected.double() - one.tensors[name].double()).norm())
+            if off > APART * moved + 1e-6 * float(before.norm()):
+                return f"{name} is another one if clients train together"
+    return ""
