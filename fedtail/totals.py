@@ -127,6 +127,14 @@ class Sums:
                     case Total():
                         self._put_stack((name, None), some, [1.0] * len(rows))
 
+    def add_sum(self, name: str, numbers: Tensor, weights: Sequence[float]) -> None:
+        """Add Σ w_k·x_k of a tensor, which somebody else added up, in float64."""
+        key, frame = (name, None), self.frames.of(name)
+        if key not in self.piles:
+            self.piles[key] = Pile(zeros(numbers.shape, frame))
+        add(self.piles[key].whole, numbers, 1.0, frame)
+        self._weigh(key, sum(map(Fraction, weights), start=Fraction(0)), len(weights))
+
     def _count(self, scalars: Sequence[Mapping[str, Scalar]]) -> None:
         """Add scalars of updates, each update's own."""
         for name in dict.fromkeys(name for told in scalars for name in told):

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from fedtail.engines.members import WIDE, Members
 from fedtail.engines.runtime import Runtime
-from fedtail.engines.together import FEWEST, Members, in_blocks, why_alone
+from fedtail.engines.together import FEWEST, in_blocks, why_alone
 from fedtail.methods import FedAvg
 from fedtail.protocol import Payload
+from fedtail.training.linear_block import is_linear
 
 if TYPE_CHECKING:
     from fedtail.engines.executor import Job
@@ -61,11 +63,14 @@ def block_size(asked: Together, runtime: Runtime) -> tuple[int, list[str]]:
 def _by_rule(runtime: Runtime) -> int:
     method, federation = cast(FedAvg[Any], runtime.method), runtime.federation
     weights = sum(parameter.numel() for parameter in runtime.model.trainable().values())
-    if runtime.device.type != "cpu" or weights > MOST_WEIGHTS:
+    samples = max(1, math.ceil(len(federation.order) / max(1, len(federation))))
+    wide = is_linear(runtime.model) and runtime.model.feature_dim >= WIDE * samples
+    if runtime.device.type != "cpu" or (weights > MOST_WEIGHTS and not wide):
         return 0
-    samples = max(1.0, len(federation.order) / max(1, len(federation)))
     local = method.local
     drawn = local.steps * local.batch_size if local.steps else math.ceil(local.epochs * samples)
+    # Of a wide classifier there are the features of a client's samples, and not its weights.
+    weights = runtime.model.feature_dim * samples if wide else weights
     room = BLOCK_BYTES // (4 * weights)
     work = BLOCK_WORK // max(1, weights * drawn)
     return min(MOST, max(LEAST, min(room, work)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtail import Augment, Experiment, FedAvg, FedtailError, Method, run
-from fedtail.engines import together
-from fedtail.engines.together import Members, Trained, can_train_together
+from fedtail.engines import members
+from fedtail.engines.members import Members
+from fedtail.engines.together import can_train_together
+from fedtail.engines.trained import Spanned, Trained
 from fedtail.folder import RunFolder
+from fedtail.forms import Form
 from fedtail.methods.fedavg import LocalRun
 from fedtail.protocol import Tensors
 from fedtail.testing.federation import BARE, DROPOUT, NORM, PLAIN, UNBIASED
+from fedtail.totals import Sums
 from fedtail.training import ClassBalanced
 
 CLIENTS = 6  # of the tiny federation, of 0 to 12 samples
@@ -34,8 +39,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     train = Members.trained
 
-    def trained(self: Members) -> Trained:
-        made = train(self)
+    def trained(self: Members, form: Form | None = None) -> Trained:
+        made = train(self, form)
         found.append(len(self.jobs))
         return made
 
@@ -112,8 +117,32 @@ def test_a_client_draws_what_it_draws_alone(per_batch: bool, counted: list[int])
 
 
 def test_inputs_that_are_not_kept(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "AT_ONCE", 0)
+    monkeypatch.setattr(members, "AT_ONCE", 0)
     assert both(tiny.experiment(per_round=CLIENTS), counted) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "balanced_softmax", "paco"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("bias", [True, False])
+def test_wide_classifiers_are_only_added_up(
+    bias: bool, momentum: float, loss: str, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    add = Spanned.add_to
+
+    def add_to(self: Spanned, total: Sums, good: Sequence[bool]) -> None:
+        used.append(sum(good))
+        add(self, total, good)
+
+    monkeypatch.setattr(Spanned, "add_to", add_to)
+    local = tiny.quick(momentum=momentum, nesterov=momentum > 0, epochs=2)
+    method: FedAvg[Any] = FedAvg(local=local, loss=loss, sampler=ClassBalanced())
+
+    def model() -> nn.Module:  # 192 features and no client with more than 12 samples
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, tiny.CLASSES, bias=bias))
+
+    assert both(tiny.experiment(method, model, per_round=CLIENTS), counted) < TOLERANCE
+    assert used == [CLIENTS] * 3  # in each round
 
 
 def test_tied_weights(counted: list[int]) -> None:
