@@ -107,10 +107,11 @@ class Embedded:
 
     def arranged(self, jobs: list[Job]) -> list[Job]:
         """Return jobs as they are cut into blocks of clients that train together."""
+        found = arranged(self.runtime, jobs)
         if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
             self._tried = True
-            tried(self.runtime, jobs)
-        return arranged(self.runtime, jobs)
+            tried(self.runtime, found)
+        return found
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""

@@ -21,6 +21,7 @@ from fedtail.methods import FedAvg
 from fedtail.methods.base import Method
 from fedtail.protocol import Payload
 from fedtail.reduce import within_frames
+from fedtail.rng import contained, derive
 from fedtail.totals import Sums
 
 if TYPE_CHECKING:
@@ -99,8 +100,11 @@ def done_together(runtime: Runtime, jobs: Sequence[Job], total: Sums | None) -> 
     if len(jobs) < FEWEST or not in_blocks(runtime, jobs[0]):
         return [None] * len(jobs)
     form = None if total is None else within_frames(runtime.form(jobs[0].task), total.frames)
+    first = jobs[0].task.client
     try:
-        found = Members(runtime, jobs).trained(form)
+        # Whatever a hook draws from torch's global stream, it is the same one every time.
+        with contained(derive(runtime.seed, "block", jobs[0].clock.round, first), runtime.device):
+            found = Members(runtime, jobs).trained(form)
     except Exception:  # as one computation; alone, each of them may raise it or not
         return [None] * len(jobs)
     if total is None or form is None:
