@@ -94,9 +94,9 @@ class Span:
         self.logits = logits.view(clients, most, classes)
         self.u = torch.zeros_like(self.logits)
         self.velocity = torch.zeros_like(self.u) if self.local.momentum else self.u
-        zero = self.weight.new_zeros(clients, classes)
-        self.biases = zero if self.bias is None else self.bias.expand(clients, classes).clone()
-        self.drift = zero.clone()
+        self.drift = self.weight.new_zeros(clients, classes)
+        bias = torch.zeros_like(self.drift[0]) if self.bias is None else self.bias
+        self.biases = bias.repeat(clients, 1)
 
     def step(self, rows: Rows, places: Tensor, y: Tensor) -> None:
         """Do one batch of some clients, whose samples stand at these places of their own."""
@@ -108,7 +108,7 @@ class Span:
         z += self.biases[rows][:, None]
         h = self.h[rows].gather(1, at.expand(-1, -1, self.h.shape[2])) if self.reads_h else z
         g = self.gradients.at_logits(z, h, y, rows)
-        total = g.sum(dim=1)
+        total = g.sum(dim=1) * (self.bias is not None)
         if not local.momentum:
             self.u[rows] = u.scatter_add_(1, classes, self.rate * g)
             self.biases[rows] -= self.rate * total

@@ -68,7 +68,10 @@ def both(experiment: Experiment, counted: list[int]) -> float:
 @pytest.mark.parametrize("model", [PLAIN, UNBIASED, NORM, BARE])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_method_gives_what_it_gives_alone(name: str, model: str, counted: list[int]) -> None:
-    assert both(case(name).on(model).experiment(per_round=CLIENTS), counted) < TOLERANCE
+    experiment = case(name).on(model).experiment(per_round=CLIENTS)
+    # A rate at which none diverges: LDAM's logits are thirty times those of others.
+    method = experiment.method.but(local=experiment.method.local.but(lr=0.01))
+    assert both(experiment.but(method=method), counted) < TOLERANCE
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -177,7 +180,7 @@ class Own(FedAvg):  # type: ignore[type-arg]
 
 def looks(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy that looks at its numbers."""
-    assert float(logits.abs().max()) < 1e6
+    assert float(logits.detach().abs().max()) < 1e6
     return functional.cross_entropy(logits, y)
 
 
