@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -70,7 +70,8 @@ def both(experiment: Experiment, counted: list[int]) -> float:
 def test_a_method_gives_what_it_gives_alone(name: str, model: str, counted: list[int]) -> None:
     experiment = case(name).on(model).experiment(per_round=CLIENTS)
     # A rate at which none diverges: LDAM's logits are thirty times those of others.
-    method = experiment.method.but(local=experiment.method.local.but(lr=0.01))
+    method = cast(FedAvg[Any], experiment.method)
+    method = method.but(local=method.local.but(lr=0.01))
     assert both(experiment.but(method=method), counted) < TOLERANCE
 
 
