@@ -195,11 +195,14 @@ class Members:
             raise TypeError("not linear")
         h, y = inputs.held
         most = max(self.sizes)
-        wide = h.new_zeros(len(self.jobs), most, h.shape[1])
         first = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         own = torch.arange(len(h)) - first.repeat_interleave(torch.tensor(self.sizes))
         rows = torch.arange(len(self.jobs)).repeat_interleave(torch.tensor(self.sizes))
-        wide[rows, own] = h
+        if most == min(self.sizes):
+            wide = h.view(len(self.jobs), most, -1)
+        else:
+            wide = h.new_zeros(len(self.jobs), most, h.shape[1])
+            wide[rows, own] = h
         start = method.starting(self.payload, {})
         name, bias = (f"{gradients.prefix}{part}" for part in ("weight", "bias"))
         rate = method.local.rate(self.round, self.rounds)

@@ -129,7 +129,9 @@ class Span:
 
     def largest(self) -> Tensor:
         """Return what no number of each client's W is larger than."""
-        added = self.u.abs().amax(dim=2) * self.h.abs().amax(dim=2)
+        # No number of a sample is larger than its norm, which stands among the products.
+        norms = self.products.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
+        added = self.u.abs().amax(dim=2) * norms
         return self.weight.abs().max() + added.sum(dim=1)
 
     def summed(self, weights: Tensor) -> Tensor:
