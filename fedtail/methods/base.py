@@ -140,6 +140,13 @@ class Method(Component, Generic[S]):
         """Return the model that this method trains: the user's, or one made from it."""
         return base
 
+    def changes_inputs(self) -> bool:
+        """Whether clients change inputs themselves, beyond `augment`.
+
+        Features of a frozen body are then computed every time, and not once.
+        """
+        return False
+
     def init(self, model: SplitModel, server: Server) -> S:
         """Return the state before the first round."""
         raise NotImplementedError("abstract: derive from FedAvg")
