@@ -182,6 +182,8 @@ class Loop:
             snapshot = Snapshot(number, state, states, record, best, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
+            for callback in self.callbacks:
+                callback.on_saved(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
 
