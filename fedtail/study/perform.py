@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -31,19 +31,16 @@ Jobs = int | Literal["auto"]
 
 def read_jobs(text: str) -> Jobs:
     """Return a number of jobs as it was typed."""
-    if text == "auto":
-        return "auto"
-    try:
-        return must_be_jobs(int(text))
-    except ValueError:
-        raise FedtailError(f"--jobs {text} is refused: give a whole number or auto") from None
+    digits = text.removeprefix("-").isdigit()
+    return must_be_jobs("auto" if text == "auto" else int(text) if digits else text)
 
 
-def must_be_jobs(jobs: Jobs) -> Jobs:
+def must_be_jobs(jobs: Any) -> Jobs:
     """Refuse what is no number of jobs."""
-    if jobs != "auto" and (not isinstance(jobs, int) or jobs < 1):
-        raise FedtailError(f"--jobs {jobs} is refused: give at least 1, or auto")
-    return jobs
+    if jobs == "auto" or (isinstance(jobs, int) and jobs >= 1):
+        found: Jobs = jobs
+        return found
+    raise FedtailError(f"--jobs {jobs} is refused: give at least 1, or auto")
 
 
 def perform(
