@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedtail.callbacks import (
@@ -178,14 +179,26 @@ class Loop:
             for callback in self.callbacks:
                 callback.on_round(record)
             last = self.is_last(number) or "stopped" in record
-            states, best = dict(self.engine.states), self.choice.best
-            snapshot = Snapshot(number, state, states, record, best, last)
+            snapshot = self.snapshot(number, state, record, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
             for callback in self.callbacks:
                 callback.on_saved(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
+
+    def snapshot(self, number: int, state: Any, record: Record, last: bool) -> Snapshot:
+        """Return what the next round starts from; clients' states are shown, not copied."""
+        states = self.engine.states
+        return Snapshot(
+            number,
+            state,
+            MappingProxyType(states),
+            record,
+            self.choice.best,
+            last,
+            changed=states.news(),
+        )
 
     def affords(self, number: int) -> bool:
         """Whether the privacy budget, if there is one, allows for this round."""
