@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOOK = 0.2
 """Seconds over which the load is measured at least: the kernel counts in hundredths."""
 
@@ -27,7 +27,7 @@ def own_cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def cpu_quota(root: Path = GROUPS, listing: Path = OWN_GROUPS) -> float:
+def cpu_quota(root: Path = CONTROL_GROUPS, listing: Path = OWN_GROUPS) -> float:
     """Return the smallest quota of the control groups that we are in, in cores; often infinite.
 
     Parameters
@@ -118,7 +118,7 @@ def _cores_used() -> float | None:
 
 
 def _group_used() -> float | None:
-    quotas = sorted(_quotas(GROUPS, OWN_GROUPS))
+    quotas = sorted(_quotas(CONTROL_GROUPS, OWN_GROUPS))
     if not quotas:
         return None
     folder = quotas[0][1]
@@ -159,7 +159,7 @@ def free_between(before: Usage, after: Usage) -> int:
     return max(1, round(free))
 
 
-def free_memory(root: Path = GROUPS, listing: Path = OWN_GROUPS) -> float:
+def free_memory(root: Path = CONTROL_GROUPS, listing: Path = OWN_GROUPS) -> float:
     """Return how many bytes can be taken without swapping; infinite where nobody tells.
 
     Parameters

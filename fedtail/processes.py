@@ -30,12 +30,12 @@ LEAVE = 5.0
 """Seconds that processes have to end by themselves."""
 ANSWER = 2.0
 """Seconds that a process which has nothing to do may take to say that it is there."""
-START, KEPT = 3.0, 0.1
+NEW, REUSED = 3.0, 0.1
 """Seconds until a new process can be used, and one that was kept (`benchmarks/cores.py`)."""
-POOLS = ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
+THREADED = ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
 """Libraries with threads of their own, each told by the variable ..._NUM_THREADS."""
 
-READY, STILL = "ready", "still"
+IMPORTED, THERE = "ready", "there?"
 _kept: list[Hand] = []
 _lock = threading.Lock()
 
@@ -63,7 +63,7 @@ class Hand:
     def ready(self, wait: bool = True) -> bool:
         """Whether the process has imported what it needs; it is an `EOFError` if it died."""
         if self.seconds is None and (wait or self.pipe.poll()):
-            assert self.pipe.recv() == READY
+            assert self.pipe.recv() == IMPORTED
             self.seconds = time.monotonic() - self._began
         return self.seconds is not None
 
@@ -77,7 +77,7 @@ class Hand:
     def goes_on(self) -> bool:
         """Whether a process that was kept is there, and its code is what a new one would have."""
         try:
-            self.pipe.send(STILL)
+            self.pipe.send(THERE)
             return self.pipe.poll(ANSWER) and bool(self.pipe.recv())
         except (EOFError, OSError):
             return False
@@ -159,7 +159,7 @@ def may_start() -> bool:
 
 def starting_costs() -> float:
     """Return about how many seconds it takes until another process can be used."""
-    return KEPT if _kept else START
+    return REUSED if _kept else NEW
 
 
 def _surroundings(main: bool) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ def _start(surroundings: tuple[Any, ...], main: bool) -> Hand:
 
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process = context.Process(target=serve_orders, args=(theirs,), daemon=True)
     with _one_thread(), _without_main() if not main else contextlib.nullcontext(), _deaf():
         process.start()
     theirs.close()
@@ -185,7 +185,7 @@ def _one_thread() -> Iterator[None]:
 
     PyTorch is told later how many threads it may have, by `numerics`.
     """
-    names = [f"{pool}_NUM_THREADS" for pool in POOLS] + ["VECLIB_MAXIMUM_THREADS"]
+    names = [f"{pool}_NUM_THREADS" for pool in THREADED] + ["VECLIB_MAXIMUM_THREADS"]
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
     try:
@@ -222,18 +222,18 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve(pipe: Connection) -> None:
+def serve_orders(pipe: Connection) -> None:
     """Do, in a process of its own, what comes through the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is asked too, and ends us
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         _import_all()
-        pipe.send(READY)
+        pipe.send(IMPORTED)
         files = _files({})
         while pipe.poll(IDLE):
             said = pipe.recv()
-            if said == STILL:
+            if said == THERE:
                 pipe.send(files == {file: _changed(file) for file in files})
                 continue
             target, args = said

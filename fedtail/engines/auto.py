@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedtail.cores import LOOK, Usage, free_between, free_memory, own_memory
 from fedtail.engines.executor import Done, Executor, Job
+from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Runtime
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
@@ -75,10 +76,10 @@ class Auto:
     """
 
     alone: Executor
-    pool: Callable[[int], Executor]
+    pool: Callable[[int], Pool]
     runtime: Runtime
     threads: int = 1
-    _together: Executor | None = None
+    _together: Pool | None = None
     _hands: list[Hand] = field(default_factory=list)
     _usage: Usage = field(default_factory=Usage.now)
     _looked: bool = False
@@ -93,7 +94,7 @@ class Auto:
     @property
     def workers(self) -> int:
         """How many processes do the tasks; 0 for this one alone."""
-        return getattr(self._together, "workers", 0)
+        return 0 if self._together is None else self._together.workers
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> Iterable[Done]:
         """Do the jobs, here or there."""
@@ -102,7 +103,7 @@ class Auto:
             return self._do_here(jobs, total)
         began = time.perf_counter()
         try:
-            done = list(self._together.perform(jobs, total))
+            done = self._together.perform(jobs, total)
         except ClientFailed as error:
             # The same once more, here: the error is then the method's own, with its traceback.
             failed = [job for job in jobs if str(error).endswith(str(job))]

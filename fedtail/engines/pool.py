@@ -154,6 +154,11 @@ class Pool:
             self.close()
             raise
 
+    @property
+    def workers(self) -> int:
+        """How many processes there are."""
+        return len(self._workers)
+
     def _hire(self, count: int) -> None:
         """Take processes, send each the runtime, and hear that it arrived."""
         new = [Worker(hand) for hand in hire(count, self._main)]

@@ -25,27 +25,27 @@ from fedtail.study.settle import Ending, Rounds, ended_before, settle
 logger = logging.getLogger("fedtail")
 
 
-Jobs = int | Literal["auto"]
+JobNumber = int | Literal["auto"]
 """How many runs go side by side; "auto" is as many as there are free cores, if it is worth it."""
 
 
-def read_jobs(text: str) -> Jobs:
+def read_jobs(text: str) -> JobNumber:
     """Return a number of jobs as it was typed."""
     digits = text.removeprefix("-").isdigit()
     return must_be_jobs("auto" if text == "auto" else int(text) if digits else text)
 
 
-def must_be_jobs(jobs: Any) -> Jobs:
+def must_be_jobs(jobs: Any) -> JobNumber:
     """Refuse what is no number of jobs."""
     if jobs == "auto" or (isinstance(jobs, int) and jobs >= 1):
-        found: Jobs = jobs
+        found: JobNumber = jobs
         return found
     raise FedtailError(f"--jobs {jobs} is refused: give at least 1, or auto")
 
 
 def perform(
     plan: Sequence[Planned],
-    jobs: Jobs = "auto",
+    jobs: JobNumber = "auto",
     console: Console | None = None,
     hear: Hear = lambda planned, record: True,
     overall: Overall | None = None,

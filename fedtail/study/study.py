@@ -18,7 +18,7 @@ from fedtail.experiment import Experiment, fields_of
 from fedtail.files import make_folder, write_atomic
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference
-from fedtail.study.perform import Jobs, perform
+from fedtail.study.perform import JobNumber, perform
 from fedtail.study.plan import Planned, chosen, make_plan, words_of
 from fedtail.study.runs import COMPARISON, read_run, seeded
 from fedtail.study.tables import IN_PAPER, as_csv, as_latex, as_text, described_lines
@@ -114,7 +114,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
-    jobs: Jobs = "auto",
+    jobs: JobNumber = "auto",
     progress: bool = False,
 ) -> Study:
     """Run experiments over seeds, and compare them with the first.
@@ -204,7 +204,7 @@ def folder_for_runs(out: Path) -> Iterator[None]:
 
 
 def carry_out(
-    plan: Sequence[Planned], out: Path, jobs: Jobs = "auto", console: Console | None = None
+    plan: Sequence[Planned], out: Path, jobs: JobNumber = "auto", console: Console | None = None
 ) -> Study:
     """Do what is left of a plan, and write the tables; those of what is done, after each run."""
     lines: dict[str, Line] = {}

@@ -25,7 +25,7 @@ from fedtail.folder import FREE
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
-from fedtail.study.perform import Jobs, Overall, must_be_jobs, perform
+from fedtail.study.perform import JobNumber, Overall, must_be_jobs, perform
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
 from fedtail.study.settle import Ending
@@ -107,7 +107,7 @@ def tune(
     ranges: Mapping[str, str] | None = None,
     grids: Mapping[str, Sequence[str]] | None = None,
     out: str | Path,
-    jobs: Jobs = "auto",
+    jobs: JobNumber = "auto",
     progress: bool = False,
 ) -> Tuned:
     """Search the hyper-parameters of methods, each with the same number of trials.
@@ -150,7 +150,7 @@ def search(
     ranges: Mapping[str, str],
     grids: Mapping[str, Sequence[str]],
     out: Path,
-    jobs: Jobs,
+    jobs: JobNumber,
     console: Console | None,
 ) -> Tuned:
     """Do what is left of all trials, batch by batch of all methods."""
@@ -313,7 +313,7 @@ class _Trial:
             self._search.study.tell(self._trial, state=state)
 
 
-def _carry_out(batch: Sequence[_Trial], jobs: Jobs, overall: Overall) -> None:
+def _carry_out(batch: Sequence[_Trial], jobs: JobNumber, overall: Overall) -> None:
     """Do the runs of a batch; all are told of at its end, whatever the order in which they end."""
     trials = {trial.planned.path: trial for trial in batch}
     endings: dict[Path, Ending] = {}
