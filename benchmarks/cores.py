@@ -42,7 +42,8 @@ def large() -> Experiment:
 
 def seconds_to_start(repeats: int) -> dict[str, float]:
     """Return how long two new processes take to be ready, and two that were kept."""
-    new, kept = [], []
+    new: list[float] = []
+    kept: list[float] = []
     for _ in range(repeats):
         dismiss(hire(2))
         for times in (new, kept):

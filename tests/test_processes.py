@@ -149,5 +149,5 @@ def test_what_belongs_to_the_main_script_is_not_sent() -> None:
     try:
         assert sent_without_script([OfTheScript()]) is None
     finally:
-        del sys.modules["__main__"].OfTheScript  # type: ignore[attr-defined]
+        del sys.modules["__main__"].OfTheScript
         OfTheScript.__module__ = __name__

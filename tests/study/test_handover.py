@@ -26,7 +26,7 @@ def two_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have two cores free and anything worth it; return how many processes were asked for."""
     monkeypatch.setattr(handover, "free_between", lambda before, after: 2)
     monkeypatch.setattr(handover, "WORTH", 0.0)
-    ready, hire, hired = Hand.ready, handover.hire, []
+    ready, hire, hired = Hand.ready, processes.hire, []
     monkeypatch.setattr(Hand, "ready", lambda hand, wait=True: ready(hand))
 
     def counted(count: int, main: bool) -> list[Hand]:
