@@ -26,6 +26,7 @@ from fedtail.metrics.groups import has_tail
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
+from fedtail.privacy.cohorts import Cohorts
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
@@ -61,6 +62,17 @@ class Setting:
     def cohort(self) -> int:
         """How many clients a round has."""
         return min(self.experiment.per_round or len(self.federation), len(self.federation))
+
+    @cached_property
+    def cohorts(self) -> Cohorts | None:
+        """Who draws the clients of a round in a private run; none if all are asked, or openly."""
+        privacy, clients = self.experiment.privacy, len(self.federation)
+        if not privacy.on or self.cohort == clients:
+            return None
+        # In the local model who is asked is no secret, and the noise is planned for just these.
+        open_draw = privacy.simulated or privacy.model == "local"
+        seed = self.experiment.seed if open_draw else None
+        return Cohorts(clients, self.cohort, privacy.sampling == "poisson", seed)
 
     @property
     def min_clients(self) -> int:
@@ -135,6 +147,7 @@ class Setting:
             seed=self.experiment.seed,
             device=self.device,
             data=self.federation.server_data(self.split.server),
+            cohorts=self.cohorts,
         )
 
     def runtime(self, client_side: ClientSide | None = None) -> Runtime:
