@@ -24,7 +24,16 @@ from typing import Any
 
 from fedtail.engines.executor import Done, Job, State, add_up, attempt
 from fedtail.engines.lazy_imports import import_lazily_used
-from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
+from fedtail.engines.pipes import (
+    Shared,
+    incoming,
+    looks,
+    receive,
+    send,
+    send_tensors,
+    share,
+    shared,
+)
 from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
@@ -145,6 +154,7 @@ class Pool:
         self.seconds = seconds
         self._main = main
         self._told = (list(plugins), threads, drop)
+        self._sent: Shared | None = None  # kept for a worker that is started later
         self._broadcasts = 0
         self._restarts = 0
         self._workers: list[Worker] = []
@@ -164,10 +174,11 @@ class Pool:
         new = [Worker(hand) for hand in hire(count, self._main)]
         self._workers += new
         try:
+            self._sent = self._sent or share(self.runtime)
             for worker in new:
                 worker.hand.ready()
                 worker.hand.begin(work_orders, *self._told)
-                worker.pipe.send(self.runtime)
+                worker.pipe.send(self._sent)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise _unsendable(str(error)) from None
         except (EOFError, ConnectionError):
@@ -338,13 +349,13 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
     """Receive the runtime and say that it arrived, or why not."""
     try:
         load_plugins(plugins)
-        runtime: Runtime = pipe.recv()
+        runtime: Runtime = shared(pipe.recv())
     except (EOFError, KeyboardInterrupt):
         raise
     except Exception as error:  # importing a user's module may fail in any way
         pipe.send(f"{type(error).__name__}: {error}")
         raise EOFError from None
-    # The pipe shares all tensors between processes: right for data, wrong for the model.
+    # All tensors are shared between processes: right for data, wrong for the model.
     runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
     import_lazily_used(runtime.device)
     pipe.send("")

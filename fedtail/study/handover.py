@@ -53,9 +53,11 @@ class Handover(Callback):
         """Start the processes, or leave the run to them."""
         if self._never or snapshot.last or len(self._plan) < 2:
             return
-        every = self._plan[0].experiment.checkpoint_every
+        watched = self._plan[0].experiment
         if self._hands:
-            if snapshot.round % every == 0 and self.ready():
+            # A budget of privacy is spent, and a tracker told, in one place.
+            whole = watched.privacy.on or bool(watched.track)
+            if not whole and snapshot.round % watched.checkpoint_every == 0 and self.ready():
                 raise HandedOver
         elif snapshot.round == self._done + 1 or self._usage.at + LOOK_AGAIN < time.monotonic():
             mean = (time.monotonic() - self._began) / (snapshot.round - self._done)
