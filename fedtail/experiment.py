@@ -51,8 +51,9 @@ class Experiment(Config):
     )
     train: str = Field(
         "all",
-        description="what is trained of the network: all, head, last:N (its last N blocks), or "
-        "names of parameters such as 'layer4.* fc.*'; the rest is frozen and never sent",
+        description="what is trained of the network: all, head, last:N (its last N blocks), "
+        "lora:r=8 (low-rank updates), or names of parameters such as 'layer4.* fc.*'; the rest is "
+        "frozen and never sent",
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(
@@ -352,7 +353,7 @@ def fields_of(part: Config) -> dict[str, Any]:
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:
     """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
-    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
+    if path == "data" and isinstance(value, str) and value.endswith(".npz") and value[:4] != "npz:":
         value = {"name": "npz", "path": value}
     if isinstance(value, str) and isinstance(plain.get(path), dict):
         value = {**_carried(path, plain[path], value), "name": value}

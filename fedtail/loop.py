@@ -34,6 +34,7 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
+from fedtail.models.split_model import as_shipped
 from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
@@ -376,11 +377,11 @@ class Loop:
         last = None if self.tested is None else self.tested.model
         kept = self.choice.kept
         shipped = kept or last or self.scoring.shippable(state, server, Ledger())
-        network = self.setting.runtime().load_tested(shipped)
-        tensors = network.whole(shipped)
+        loaded = self.setting.runtime().load_tested(shipped)
+        network, tensors = as_shipped(loaded, shipped)
         if self.folder is not None:
-            tested = self.tested if kept is None else None
-            evaluation = self.engine.evaluate(shipped) if tested is None else tested.evaluation
+            tested = self.tested if kept is None and network is loaded else None
+            evaluation = self.engine.evaluate(tensors) if tested is None else tested.evaluation
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:

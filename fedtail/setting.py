@@ -24,6 +24,7 @@ from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
+from fedtail.models.spec import with_numbers
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
 from fedtail.privacy.cohorts import Cohorts
@@ -213,6 +214,14 @@ def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
     return ModelSpec.inside(experiment.data.model_for(dataset)) if model is None else model
 
 
+def as_taken(experiment: Experiment, dataset: Dataset) -> Dataset:
+    """Return the data as the network takes it, before it is normalised."""
+    if experiment.model is None:
+        dataset = with_numbers(dataset)  # which network suits texts, nobody can say
+    network = architecture(experiment, dataset)
+    return network.inputs(dataset) if isinstance(network, ModelSpec) else with_numbers(dataset)
+
+
 def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     """Cut the tail and share the samples out to clients."""
     asked = dataset.client_train is None or "partition" in experiment.model_fields_set
@@ -276,7 +285,7 @@ def takes_whole(model: SplitModel, x: Tensor, num_classes: int) -> bool:
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
-    dataset = experiment.data.load()
+    dataset = as_taken(experiment, experiment.data.load())
     split = share_out(experiment, dataset)
     experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)

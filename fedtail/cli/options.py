@@ -52,7 +52,11 @@ FLAGS = {
         "a source: see `fedtail data list`; or your own .npz file",
     ),
     "model": Flag(
-        "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
+        "model",
+        str,
+        "NAME|hf:NAME",
+        EXPERIMENT,
+        "the network, such as resnet8, or a pretrained one (default: fits the data)",
     ),
     "train": Flag("train", str, "WHAT", EXPERIMENT),
     "imbalance": Flag(
