@@ -21,6 +21,7 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
+from fedtail.finish import Finish, NoFinish, refuse_private
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
@@ -48,6 +49,11 @@ class Experiment(Config):
     model: Any = Field(None, description="the network; by default one that fits the data")
     head: Literal["own", "cosine"] = Field(
         "own", description="the network's classifier: its own, or a cosine head in its place"
+    )
+    features: Literal["memory", "disk", "anew"] = Field(
+        "memory",
+        description="where features of a frozen body are kept, computed once: memory, disk (files "
+        "in the data folder, for later runs too), or nowhere: anew in every epoch",
     )
     train: str = Field(
         "all",
@@ -104,7 +110,16 @@ class Experiment(Config):
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"
     )
+    finish: Finish = Field(
+        NoFinish(), description="a last step after training, before a model is tested and shipped"
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
+    traffic_limit: float = Field(
+        100.0,
+        ge=0,
+        description="gigabytes that all clients may send and receive in all rounds, where these "
+        "grow with classes and features; a run that would need more is refused; 0 is no limit",
+    )
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )
@@ -190,6 +205,12 @@ class Experiment(Config):
         if value != "auto" and (not whole or value < 0):
             raise FedtailError(f"{value!r} is no number of workers: give auto, 0, 1, 2, ...")
         return value
+
+    @model_validator(mode="after")
+    def _finish(self) -> Self:
+        if self.privacy.on:
+            refuse_private(self.finish)
+        return self
 
     @field_validator("device")
     @classmethod
@@ -361,10 +382,14 @@ def apply(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
+    # Another method under the same protocol: how clients train stays (if they train at all), the
+    # method's own fields go.
+    known = section == "method" and name in Method.registry
+    trains = not known or "local" in Method.registry[name].model_fields
+    kept = {key: value for key, value in old.items() if trains or key != "local"}
     if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    return {"local": old["local"]} if section == "method" and "local" in old else {}
+        return kept
+    return {"local": kept["local"]} if section == "method" and "local" in kept else {}
 
 
 def parse_value(text: str) -> Any:

@@ -34,7 +34,7 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
-from fedtail.models.split_model import as_shipped
+from fedtail.models.split_model import as_shipped, load_tested
 from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
@@ -83,7 +83,7 @@ def run(
             stack.enter_context(locked(folder.path))
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
-        setting = prepare(experiment)
+        setting = prepare(experiment).with_features()
         for remark in () if resume else setting.remarks():
             logger.warning("%s", remark)
         protected = stack.enter_context(protection(setting))
@@ -134,7 +134,7 @@ class Loop:
         # 2. The state before round 1, or that of the last checkpoint.
         server = self.setting.server(0)
         with blaming("server half, before the first round"):
-            state = method.init(self.setting.model, server)
+            state = method.init(server.model, server)
         if resume and self.folder is not None:
             self.folder.must_hold(experiment.describe())
             self.warn(self.folder.must_be_on(self.setting.digests()))
@@ -264,6 +264,7 @@ class Loop:
             classes=self.setting.dataset.classes,
             class_counts=self.setting.class_counts,
             clients=self.setting.client_names,
+            features=self.setting.features,
         )
         for callback in self.callbacks:
             callback.on_start(info)
@@ -278,7 +279,8 @@ class Loop:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
         least = self.setting.min_clients
-        if len(ledger.clients) < least:
+        # A round in which a method asks nobody is not short of anybody.
+        if ledger.traffic and len(ledger.clients) < least:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"
@@ -377,11 +379,12 @@ class Loop:
         last = None if self.tested is None else self.tested.model
         kept = self.choice.kept
         shipped = kept or last or self.scoring.shippable(state, server, Ledger())
-        loaded = self.setting.runtime().load_tested(shipped)
+        loaded = load_tested(shipped, self.setting.model, self.setting.base)
         network, tensors = as_shipped(loaded, shipped)
         if self.folder is not None:
             tested = self.tested if kept is None and network is loaded else None
-            evaluation = self.engine.evaluate(tensors) if tested is None else tested.evaluation
+            merged = shipped if network is loaded else tensors
+            evaluation = self.engine.evaluate(merged) if tested is None else tested.evaluation
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
