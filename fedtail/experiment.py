@@ -82,6 +82,11 @@ class Experiment(Config):
         description="worker processes; 0 trains in this one, auto starts as many as cores are "
         "free, if the run is long enough",
     )
+    together: int | Literal["auto"] = Field(
+        "auto",
+        description="clients that train as one computation, if method and network allow it; 0 or 1 "
+        "trains each alone, auto decides by their size",
+    )
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
     device: str = Field("auto", description="where models train: auto, cpu, cuda, cuda:1, ... mps")
     min_clients: int = Field(
@@ -211,6 +216,15 @@ class Experiment(Config):
         if self.privacy.on:
             refuse_private(self.finish)
         return self
+
+    @field_validator("together", mode="before")
+    @classmethod
+    def _together(cls, value: Any) -> Any:
+        number = int(value) if isinstance(value, str) and value.isdigit() else value
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if number != "auto" and (not whole or number < 0):
+            raise FedtailError(f"{value!r} is no number of clients: give auto, 0, 1, 2, ...")
+        return number
 
     @field_validator("device")
     @classmethod

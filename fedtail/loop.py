@@ -23,6 +23,7 @@ from fedtail.callbacks import (
 )
 from fedtail.choice import Choice
 from fedtail.engines import Embedded, Engine
+from fedtail.engines.block_size import block_size
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import allowed_workers
@@ -91,6 +92,10 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(None if protected is None else protected.client)
+        together, odd = block_size(experiment.together, runtime)
+        if resume and folder is not None:
+            together = folder.together(together)  # a later version may have another rule
+        runtime.together = together
         workers, remarks = allowed_workers(experiment.workers, setting.cohort)
         engine = Embedded(
             runtime,
@@ -107,7 +112,9 @@ def run(
             stack.callback(watcher.close)
         budget = None if protected is None else protected.budget
         import_lazily_used(setting.device)
-        return Loop(setting, engine, folder, watchers, budget, remarks).run(resume)
+        return Loop(setting, engine, folder, watchers, budget, [*remarks, *odd], together).run(
+            resume
+        )
 
 
 @dataclass
@@ -120,6 +127,7 @@ class Loop:
     callbacks: Sequence[Callback]
     budget: Budget | None = None
     remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
+    together: int = 0  # how many clients train as one computation
     tested: Trial | None = None  # the last test
     choice: Choice = field(init=False)
     scoring: Scoring = field(init=False)
@@ -247,7 +255,11 @@ class Loop:
         """Write what is known before the first round."""
         if self.folder is not None and not self.folder.experiment.exists():
             experiment = self.setting.experiment
-            facts = {"threads": experiment.threads, "device": str(self.setting.device)}
+            facts = {
+                "threads": experiment.threads,
+                "device": str(self.setting.device),
+                "together": self.together,
+            }
             split = self.setting.split.to_json(self.setting.dataset.client_names)
             digests = self.setting.digests()
             self.folder.begin(experiment.to_toml(), split, facts, digests)

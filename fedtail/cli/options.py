@@ -87,6 +87,7 @@ FLAGS = {
     "lr": Flag("method.local.lr", float, "RATE", TRAINING),
     "seed": Flag("seed", int, "N", EXPERIMENT),
     "workers": Flag("workers", str, "N|auto", RUNNING),
+    "together": Flag("together", str, "N|auto", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"

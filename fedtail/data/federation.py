@@ -167,10 +167,13 @@ class Federation:
         """Return the positions of all samples that clients train on or hold out."""
         return torch.cat([self.order, self._held_order])
 
+    def positions(self, k: int) -> Tensor:
+        """Return where client k's samples stand in the data set."""
+        return _part(self.order, self.offsets, k)
+
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
-        held = _part(self._held_order, self._held_offsets, k)
-        return len(_part(self.order, self.offsets, k)) + len(held)
+        return _length(self.offsets, k) + _length(self._held_offsets, k)
 
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
@@ -269,6 +272,12 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:
     """Return client k's positions; of a client beyond the last one, none."""
     return order[offsets[k] : offsets[k + 1]] if k + 1 < len(offsets) else order[:0]
+
+
+def _length(offsets: Tensor, k: int) -> int:
+    """Return how many positions client k has, quickly."""
+    at = offsets.numpy()
+    return int(at[k + 1] - at[k]) if k + 1 < len(at) else 0
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:

@@ -17,6 +17,7 @@ from fedtail.cores import LOOK, Usage, free_between, free_memory, own_memory
 from fedtail.engines.executor import Done, Executor, Job
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Runtime
+from fedtail.engines.together import blocks
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.processes import (
@@ -152,8 +153,9 @@ class Auto:
             return
         before, self._usage, self._looked = self._usage, Usage.now(), True
         rounds = clock.rounds - clock.round + 1
+        shares = len(list(blocks(self.runtime, jobs)))  # clients that train together stay together
         seconds = self._here.each * (rounds * len(jobs) - done) + rounds * self._test
-        workers = min(free_between(before, self._usage) // self.threads, len(jobs))
+        workers = min(free_between(before, self._usage) // self.threads, shares)
         if workers < 2 or seconds * (1 - 1 / workers) < WORTH * starting_costs():
             return
         if self._fits(workers):

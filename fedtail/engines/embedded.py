@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fedtail.engines.auto import Auto
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
+from fedtail.engines.block_size import tried
 from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
+from fedtail.engines.together import arranged, in_blocks
 from fedtail.engines.workers import Workers
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
@@ -66,6 +68,7 @@ class Embedded:
             self.executor = Auto(self.executor, pool, runtime, threads)
         elif workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
+        self._tried = False
         self._round = -1
         self._phase: Phase = "training"
         self._turns: Counter[ClientId] = Counter()
@@ -109,6 +112,14 @@ class Embedded:
     def begin(self, round: int, phase: Phase) -> None:
         """Begin a phase of a round: turns are counted anew."""
         self._round, self._phase, self._turns = round, phase, Counter()
+
+    def arranged(self, jobs: list[Job]) -> list[Job]:
+        """Return jobs as they are cut into blocks of clients that train together."""
+        found = arranged(self.runtime, jobs)
+        if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
+            self._tried = True
+            tried(self.runtime, found)
+        return found
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
@@ -154,6 +165,7 @@ class Answers:
             Job(task, self.states.get(task.client, known.get(task.client, {})), clock)
             for task, clock in wave
         ]
+        jobs = self.engine.arranged(jobs)
         total = None if self.plan.single else self.total
         results = iter(self.engine.executor.perform(jobs, total))
         for job in jobs:  # no zip, which would keep an answer until the next is there

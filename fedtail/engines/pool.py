@@ -22,7 +22,7 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedtail.engines.executor import Done, Job, State, add_up, attempt
+from fedtail.engines.executor import Done, Job, State, add_up, answered, attempt
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import (
     Shared,
@@ -35,6 +35,7 @@ from fedtail.engines.pipes import (
     shared,
 )
 from fedtail.engines.runtime import Clock, Runtime, numerics
+from fedtail.engines.together import blocks, done_together, in_blocks
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
@@ -203,7 +204,7 @@ class Pool:
             told = [(job.task.client, job.task.action, job.clock, job.state) for job in block]
             # The sum of one is twice as large as itself.
             frames = None if total is None or len(block) == 1 else total.frames
-            rest, what = (told, frames), _names(block)
+            rest, what = (told, frames, in_blocks(self.runtime, block[0])), _names(block)
             orders.append(Order("task", number, payload, rest, what, len(block)))
         answers = self._distribute(orders, total)
         return [
@@ -217,6 +218,9 @@ class Pool:
         size = math.ceil(len(jobs) / (BLOCKS_EACH * len(self._workers))) if added else 1
         for _, same in groupby(jobs, key=lambda job: id(job.task.payload)):
             some = list(same)
+            if in_blocks(self.runtime, some[0]):
+                yield from blocks(self.runtime, some)
+                continue
             yield from (some[start : start + size] for start in range(0, len(some), size))
 
     def _done(self, job: Job, receipt: Any) -> Done:
@@ -368,8 +372,8 @@ def _work(runtime: Runtime, pipe: Connection, drop: bool) -> None:
         kind, data, rest = receive(pipe)
         if kind == "task":
             payload = payload if data is None else data
-            told, frames = rest
-            _hand_over(pipe, *_do_block(runtime, payload, told, frames, drop))
+            told, frames, together = rest
+            _hand_over(pipe, *_do_block(runtime, payload, told, frames, together, drop))
         elif kind == "end":
             return
         else:
@@ -387,6 +391,7 @@ def _do_block(
     payload: Payload,
     told: Sequence[tuple[int, str, Clock, State]],
     frames: Frames | None,
+    together: bool,
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
     """Do the jobs of a block, and add up their answers if there are frames to do it in."""
@@ -396,15 +401,17 @@ def _do_block(
         actions = {action for _, action, *_ in told}
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
-    for client, action, clock, state in told:
-        job = Job(Task(client, action, payload), state, clock)
-        done = attempt(runtime, job)
+    jobs = [Job(Task(k, action, payload), state, clock) for k, action, clock, state in told]
+    found = done_together(runtime, jobs, total) if together else [None] * len(jobs)
+    for job, answer in zip(jobs, found, strict=True):
+        action, client = job.task.action, job.task.client
+        done = attempt(runtime, job) if answer is None else answered(answer)
         if done.error is not None:
             receipts.append(Failure.of(done.error, str(job)))
             if not drop:
                 return receipts, None
             continue
-        if total is not None:
+        if total is not None and done.added is None:
             done = add_up(job, done, forms[action], runtime.federation.size(client), total)
         receipts.append((done.payload, {} if done.reason else done.state, done.reason, done.added))
     return receipts, total

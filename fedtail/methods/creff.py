@@ -20,10 +20,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import ByClass, Form
+from fedtail.losses import LossContext
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, grouped
+from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import (
     ClassGradients,
@@ -183,36 +184,37 @@ class CReFF(FedAvg[CReFFState]):
         rows = grad_rows(model.classifier, wire_type(self.wire))
         return whole.group("grad", rows, ByClass(classes))
 
-    def prepare(self, run: LocalRun) -> ClassGradients | None:
+    def at_start(
+        self, payload: Payload, client: Client, context: LossContext
+    ) -> ClassGradients | None:
         """Real feature gradients (Eq. 3) at (u, v̂) as received, before any local step."""
-        head = run.payload.group("head")
+        head = payload.group("head")
         if not head:
             return None
-        model, data = run.model, run.client.data
+        model, data = client.model, client.data
         own = model.tensors()
         model.load({**own, **head})
         if self.gradients == "all":
-            g = class_gradients(model, model.classifier, data, run.client.num_classes)
+            g = class_gradients(model, model.classifier, data, client.num_classes)
         else:
             g = augmented_gradients(
                 model,
                 model.classifier,
                 data,
-                run.client.num_classes,
-                run.client.generator("class gradients"),
+                client.num_classes,
+                client.generator("class gradients"),
                 self.repeats,
                 self.repeat_samples,
             )
         model.load(own)
         return g
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Send w_k and the gradient of each local class."""
-        payload = super().reply(run)
-        if run.aux is None:
-            return payload
-        sent = for_wire(grad_group(run.aux), self.wire)
-        return replace(payload, tensors={**payload.tensors, **sent})
+    def extras(
+        self, client: Client, steps: int, tensors: Tensors, aux: ClassGradients | None
+    ) -> Payload:
+        """Send the gradient of each local class beside w_k."""
+        sent = super().extras(client, steps, tensors, aux)
+        return sent if aux is None else replace(sent, tensors=for_wire(grad_group(aux), self.wire))
 
 
 def fresh_head(server: Server, model: SplitModel) -> Head:

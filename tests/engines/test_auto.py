@@ -198,7 +198,7 @@ ready, used = Hand.ready, []
 Hand.ready = lambda hand, wait=True: ready(hand)
 perform = auto.Auto.perform
 auto.Auto.perform = lambda self, *args: (used.append(self.workers), perform(self, *args))[1]
-fedtail.run(fedtail.Experiment(rounds=3))
+fedtail.run(fedtail.Experiment(rounds=3, together=0))
 print("workers", max(used))
 """
 
