@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,11 +113,32 @@ def add(total: Sequence[Tensor], numbers: Tensor, weight: float, frame: Frame) -
     """Add w·x to a sum, in place and piece by piece: nothing as large as x is made on the way."""
     flat = numbers.detach().to("cpu").reshape(-1)
     for start in range(0, flat.numel(), PIECE):
-        rest = flat[start : start + PIECE].to(torch.float64) * weight
-        for part, shift in zip(total, frame.shifts, strict=True):
-            whole = (rest * 2.0**shift).round_()
-            part.view(-1)[start : start + PIECE].add_(whole.to(torch.int64))
-            rest.sub_(whole.mul_(2.0**-shift))  # exact: it cancels the leading bits
+        piece = slice(start, start + PIECE)
+        _add(total, piece, flat[piece].unsqueeze(0), [weight], frame)
+
+
+def add_rows(total: Sequence[Tensor], rows: Tensor, weights: Sequence[float], frame: Frame) -> None:
+    """Add Σ w_k·x_k to a sum, in place; x_k is a row of what is no larger than a few pieces."""
+    flat = rows.detach().to("cpu").flatten(1)
+    at_once = max(1, PIECE // max(1, flat.shape[1]))
+    for start in range(0, len(flat), at_once):
+        some = slice(start, start + at_once)
+        _add(total, slice(None), flat[some], weights[some], frame)
+
+
+def _add(
+    total: Sequence[Tensor], piece: slice, rows: Tensor, weights: Sequence[float], frame: Frame
+) -> None:
+    # NumPy, because a call takes half as long as one of torch.
+    rest = rows.to(torch.float64, copy=True).numpy()
+    rest *= np.array(weights)[:, None]
+    before = 0
+    for part, shift in zip(total, frame.shifts, strict=True):
+        rest *= 2.0 ** (shift - before)  # exact, like the difference, which cancels leading bits
+        whole = np.rint(rest)
+        part.view(-1).numpy()[piece] += whole.astype(np.int64).sum(0)
+        rest -= whole
+        before = shift
 
 
 def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:

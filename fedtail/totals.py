@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from fedtail.forms import CLASSES, ByClass, First, Form, How, Mean, Total
 from fedtail.protocol import Payload, Scalar, Update
-from fedtail.sums import Frames, add, opened, wide, zeros
+from fedtail.sums import Frames, add, add_rows, opened, wide, zeros
 
 SAMPLES_NAME = "samples"
 ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
 """Room for a million updates of up to a million samples, where nobody knows better."""
 Part = Scalar | None
 Key = tuple[str, Part]  # a tensor's flat name, and the part or the class
+Exact = Fraction | int
+"""A sum without rounding; of whole numbers a whole number, which is added up faster."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Pile:
     """
 
     whole: list[Tensor]
-    weight: Fraction = Fraction(0)
+    weight: Exact = 0
     count: int = 0
     value: Tensor | None = None
 
@@ -59,7 +61,7 @@ class Totals(Protocol):
     def count(self, key: Key) -> int:
         """Return how many updates are in it."""
 
-    def scalar(self, name: str) -> Fraction:
+    def scalar(self, name: str) -> Exact:
         """Return the sum of a scalar."""
 
 
@@ -76,38 +78,72 @@ class Sums:
     form: Form
     frames: Frames = ANY
     piles: dict[Key, Pile] = field(default_factory=dict)
-    scalars: dict[str, Fraction] = field(default_factory=dict)
+    scalars: dict[str, Exact] = field(default_factory=dict)
 
     def add(self, update: Update) -> None:
         """Add one update."""
-        payload = update.payload
+        self._count(update.payload)
+        for name, tensor in update.payload.tensors.items():
+            self._add(update, name, tensor)
+
+    def add_together(self, updates: Sequence[Update], blocks: Mapping[str, Tensor]) -> None:
+        """Add several updates, whose tensors stand one above the other in blocks, by name."""
+        for update in updates:
+            self._count(update.payload)
+        for name, block in blocks.items():
+            how = self.form.how.get(name)
+            if isinstance(how, Mean | Total) and block.is_floating_point():
+                self._put_rows(name, block, how, updates)
+                continue
+            for update, tensor in zip(updates, block, strict=True):
+                self._add(update, name, tensor)
+
+    def _count(self, payload: Payload) -> None:
         for name, value in payload.scalars.items():
             if not isinstance(value, str):
-                self.scalars[name] = self.scalar(name) + Fraction(value)
-        for name, tensor in payload.tensors.items():
-            match how := self.form.how.get(name):
-                case ByClass():
-                    index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
-                    for c, row in zip(index.tolist(), tensor, strict=True):
-                        self._put((name, c), row, 1.0)
-                case First():
-                    key, first = (name, payload.scalars.get(how.within)), Fraction(update.client)
-                    self._join(key, Pile([tensor], first, 1))
-                case Mean():
-                    self._put((name, payload.scalars.get(how.within)), tensor, weight(payload, how))
-                case Total():
-                    self._put((name, None), tensor, 1.0)
+                self.scalars[name] = self.scalar(name) + exact(value)
+
+    def _add(self, update: Update, name: str, tensor: Tensor) -> None:
+        payload = update.payload
+        match how := self.form.how.get(name):
+            case ByClass():
+                index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
+                for c, row in zip(index.tolist(), tensor, strict=True):
+                    self._put((name, c), row, 1.0)
+            case First():
+                key = name, payload.scalars.get(how.within)
+                self._join(key, Pile([tensor], update.client, 1))
+            case Mean():
+                self._put((name, payload.scalars.get(how.within)), tensor, weight(payload, how))
+            case Total():
+                self._put((name, None), tensor, 1.0)
+
+    def _put_rows(
+        self, name: str, block: Tensor, how: Mean | Total, updates: Sequence[Update]
+    ) -> None:
+        parts: dict[Part, list[int]] = {}
+        for row, update in enumerate(updates):
+            part = update.payload.scalars.get(how.within) if isinstance(how, Mean) else None
+            parts.setdefault(part, []).append(row)
+        for part, rows in parts.items():
+            chosen = [updates[row].payload for row in rows]
+            each = [weight(p, how) if isinstance(how, Mean) else 1.0 for p in chosen]
+            some = block if len(rows) == len(block) else block[rows]
+            pile = self._pile((name, part), block.shape[1:])
+            add_rows(pile.whole, some, each, self.frames.of(name))
+            self._weigh((name, part), sum(map(exact, each)), len(rows))
 
     def _put(self, key: Key, tensor: Tensor, weight: float) -> None:
         if not tensor.is_floating_point():
-            self._join(key, Pile([tensor], Fraction(weight), 1))
+            self._join(key, Pile([tensor], exact(weight), 1))
             return
-        frame = self.frames.of(key[0])
+        add(self._pile(key, tensor.shape).whole, tensor, weight, self.frames.of(key[0]))
+        self._weigh(key, exact(weight), 1)
+
+    def _pile(self, key: Key, shape: Sequence[int]) -> Pile:
         if key not in self.piles:
-            self.piles[key] = Pile(zeros(tensor.shape, frame))
-        pile = self.piles[key]
-        add(pile.whole, tensor, weight, frame)
-        self._weigh(key, Fraction(weight), 1)
+            self.piles[key] = Pile(zeros(shape, self.frames.of(key[0])))
+        return self.piles[key]
 
     def merge(self, other: Sums) -> None:
         """Add what another one has added up, which gives the bits of adding up all here."""
@@ -121,12 +157,10 @@ class Sums:
             self.put_part(key, number, whole, pile.weight)
         self._weigh(key, pile.weight, pile.count)
 
-    def put_part(self, key: Key, number: int, whole: Tensor, weight: Fraction) -> None:
+    def put_part(self, key: Key, number: int, whole: Tensor, weight: Exact) -> None:
         """Add one of the integers of a sum, before its weight."""
         how, real = self.form.how[key[0]], self.form.tensors[key[0]].dtype.is_floating_point
-        known = self.piles.setdefault(
-            key, Pile([], weight if isinstance(how, First) else Fraction(0))
-        )
+        known = self.piles.setdefault(key, Pile([], weight if isinstance(how, First) else 0))
         if number == len(known.whole):
             known.whole.append(whole if isinstance(how, First) else whole.clone())
         elif isinstance(how, First):
@@ -136,7 +170,7 @@ class Sums:
         else:  # the step counters of BatchNorm have no mean
             known.whole[number] = torch.maximum(known.whole[number], whole)
 
-    def _weigh(self, key: Key, weight: Fraction, count: int) -> None:
+    def _weigh(self, key: Key, weight: Exact, count: int) -> None:
         pile = self.piles[key]
         first = isinstance(self.form.how[key[0]], First)
         pile.weight = min(pile.weight, weight) if first else pile.weight + weight
@@ -150,9 +184,9 @@ class Sums:
         """Return how many updates are in it."""
         return self.piles[key].count
 
-    def scalar(self, name: str) -> Fraction:
+    def scalar(self, name: str) -> Exact:
         """Return the sum of a scalar."""
-        return self.scalars.get(name, Fraction(0))
+        return self.scalars.get(name, 0)
 
     def total(self, key: Key) -> Tensor:
         """Return the weighted sum of a tensor of real numbers, in float64."""
@@ -179,7 +213,7 @@ class Sums:
         tensors = {str(number): whole for number, (_, _, whole, _) in enumerate(self.parts())}
         return Payload(tensors, {"sums": json.dumps(self.header().plain())})
 
-    def parts(self) -> Iterator[tuple[Key, int, Tensor, Fraction]]:
+    def parts(self) -> Iterator[tuple[Key, int, Tensor, Exact]]:
         """Return the integers of all sums, one by one."""
         for key, pile in self.piles.items():
             for number, whole in enumerate(pile.whole):
@@ -219,8 +253,8 @@ class Sums:
 class SumsHeader(NamedTuple):
     """What a message says of sums, beside their integers: key, weight, count, integers of each."""
 
-    piles: list[tuple[Key, Fraction, int, int]]
-    scalars: dict[str, Fraction]
+    piles: list[tuple[Key, Exact, int, int]]
+    scalars: dict[str, Exact]
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -237,6 +271,11 @@ class SumsHeader(NamedTuple):
 def summed(how: How) -> bool:
     """Whether what is added up stays a sum, and is not divided by its weight."""
     return isinstance(how, Total) or (isinstance(how, ByClass) and not how.mean)
+
+
+def exact(number: float) -> Exact:
+    """Return a finite number as one that adds up without rounding."""
+    return int(number) if number == int(number) else Fraction(number)
 
 
 def weight(payload: Payload, how: Mean) -> float:

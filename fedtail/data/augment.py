@@ -22,6 +22,11 @@ class Augment(Config):
         False, description="one offset and one flip for the whole batch (as CReFF's code does)"
     )
 
+    @property
+    def changes(self) -> bool:
+        """Whether anything is done."""
+        return bool(self.crop or self.flip or self.cutout)
+
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Return the augmented batch; numbers are drawn on the CPU so that devices agree."""
         if x.ndim != 4:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
+
+FEW = 1 << 22
+"""So many numbers (16 MB) are normalised once and kept; more are normalised batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,15 @@ class ClientData:
     channels_last: bool = False
     apart: Tensor | None = None  # positions of what is held out
     tokens: bool = False
+    ready: Tensor | None = None  # all inputs of the shared data, normalised, if they are few
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether batches with a generator differ from those without."""
+        return self.augment.changes and len(self.samples.x.shape) == 4
 
     @property
     def held_out(self) -> ClientData:
@@ -52,8 +62,11 @@ class ClientData:
 
         They are augmented if a generator is given.
         """
-        x = self.samples.x[self.positions[index]].to(self.device)
-        x = x.long() if self.tokens else normalised(x, self.mean, self.std)
+        if self.ready is not None:
+            x = self.ready[self.positions[index]]
+        else:
+            x = self.samples.x[self.positions[index]].to(self.device)
+            x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
         return laid_out(x, self.channels_last), self.labels[index].to(self.device)
@@ -107,6 +120,7 @@ class Federation:
         self.asks = "none" if tokens else dataset.normalisation
         self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
+        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -120,23 +134,37 @@ class Federation:
         """Return client k's data, normalised with the constants that it was told, if any."""
         told = told or {}
         positions = _part(self.order, self.offsets, k)
+        mean = self._shaped(told["mean"]) if told else self.mean
+        std = self._shaped(told["std"]) if told else self.std
         return ClientData(
             samples=self.train,
             positions=positions,
             labels=self.train.y[positions],
-            mean=self._shaped(told["mean"]) if told else self.mean,
-            std=self._shaped(told["std"]) if told else self.std,
+            mean=mean,
+            std=std,
             augment=self.augment,
             device=self.device,
             channels_last=self.channels_last,
             apart=_part(self._held_order, self._held_offsets, k),
             tokens=self.tokens,
+            ready=self._normalised_once(mean, std),
         )
+
+    def _normalised_once(self, mean: Tensor, std: Tensor) -> Tensor | None:
+        """Return all training inputs, normalised with these constants, if they are few."""
+        x = self.train.x
+        if self.tokens or not isinstance(x, Tensor) or x.numel() > FEW:
+            return None
+        known = self._ready
+        if known is None or not (torch.equal(known[0], mean) and torch.equal(known[1], std)):
+            # Copies: `standardise` changes the constants in place.
+            known = self._ready = mean.clone(), std.clone(), normalised(x, mean, std)
+        return known[2]
 
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
-        held = _part(self._held_order, self._held_offsets, k)
-        return len(_part(self.order, self.offsets, k)) + len(held)
+        (start, stop), (first, last) = _ends(self.offsets, k), _ends(self._held_offsets, k)
+        return stop - start + last - first
 
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
@@ -145,6 +173,10 @@ class Federation:
 
     def class_counts(self) -> Tensor:
         """Return the class counts of all clients together."""
+        return self._class_counts.clone()
+
+    @cached_property
+    def _class_counts(self) -> Tensor:  # every test asks, and a million clients take a while
         return torch.bincount(self.train.y[self.order], minlength=self.num_classes)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -217,7 +249,14 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:
     """Return client k's positions; of a client beyond the last one, none."""
-    return order[offsets[k] : offsets[k + 1]] if k + 1 < len(offsets) else order[:0]
+    start, stop = _ends(offsets, k)
+    return order[start:stop]
+
+
+def _ends(offsets: Tensor, k: int) -> tuple[int, int]:
+    """Return where client k's positions begin and end; a client beyond the last has none."""
+    ends = offsets.numpy()[k : k + 2].tolist()
+    return (ends[0], ends[1]) if len(ends) == 2 else (0, 0)
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
-from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
+from fedtail.engines.executor import Answer, Done, Executor, Intake, Job, Serial
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
 from fedtail.forms import Form
@@ -147,24 +147,30 @@ class Answers:
             for task, clock in wave
         ]
         total = None if self.plan.single else self.total
-        results = iter(self.engine.executor.perform(jobs, total))
+        results, intake = iter(self.engine.executor.perform(jobs, total)), Intake(self.total)
         for job in jobs:  # no zip, which would keep an answer until the next is there
-            self._take(job, next(results))
+            for answer, done in intake.put(self._received(job, next(results))):
+                self._take(answer, done)
+        for answer, done in intake.settle():
+            self._take(answer, done)
 
-    def _take(self, job: Job, done: Done) -> None:
-        task, payload = job.task, done.payload
-        sent = self.traffic.setdefault(task.client, [0, 0])
-        sent[0] += task.payload.nbytes
-        form, announced = self.plan.of_task(task), self.engine.announced(task.client)
-        done = add_up(job, done, form, announced, self.total)
+    def _received(self, job: Job, done: Done) -> Answer:
+        sent = self.traffic.setdefault(job.task.client, [0, 0])
+        sent[0] += job.task.payload.nbytes
+        return Answer(
+            job, done, self.plan.of_task(job.task), self.engine.announced(job.task.client)
+        )
+
+    def _take(self, answer: Answer, done: Done) -> None:
+        client, payload = answer.job.task.client, answer.done.payload
         if done.added is None:
-            self.failed.append(Dropped(task.client, done.reason, done.error is not None))
+            self.failed.append(Dropped(client, done.reason, done.error is not None))
             return
-        sent[1] += done.added
-        self.states[task.client] = done.state
-        self.clients.append(task.client)
+        self.traffic[client][1] += done.added
+        self.states[client] = done.state
+        self.clients.append(client)
         if self.plan.single and payload is not None:
-            self.each.append(Update(task.client, payload))
+            self.each.append(Update(client, payload))
 
     def replies(self) -> Replies:
         """Return what came of it."""

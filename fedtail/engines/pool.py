@@ -25,7 +25,7 @@ from typing import Any
 
 from torch.multiprocessing import get_context
 
-from fedtail.engines.executor import Done, Job, State, add_up, attempt
+from fedtail.engines.executor import Answer, Done, Intake, Job, State, attempt
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
 from fedtail.engines.runtime import Clock, Runtime, numerics
@@ -370,24 +370,33 @@ def _do_block(
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
     """Do the jobs of a block, and add up their answers if there are frames to do it in."""
-    receipts: list[Any] = []
-    total, forms = None, {}
+    receipts: dict[int, Any] = {}  # by client, who stands there once
+    total, intake, forms = None, None, {}
     if frames is not None:
         actions = {action for _, action, *_ in told}
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
+        intake = Intake(total)
+    settled: list[tuple[Answer, Done]] = []
     for client, action, clock, state in told:
         job = Job(Task(client, action, payload), state, clock)
         done = attempt(runtime, job)
         if done.error is not None:
-            receipts.append(Failure.of(done.error, str(job)))
+            receipts[client] = Failure.of(done.error, str(job))
             if not drop:
-                return receipts, None
+                return list(receipts.values()), None
             continue
-        if total is not None:
-            done = add_up(job, done, forms[action], runtime.federation.size(client), total)
-        receipts.append((done.payload, {} if done.reason else done.state, done.reason, done.added))
-    return receipts, total
+        receipts[client] = _receipt(done)
+        if intake is not None:
+            size = runtime.federation.size(client)
+            settled += intake.put(Answer(job, done, forms[action], size))
+    settled += [] if intake is None else intake.settle()
+    receipts |= {answer.job.task.client: _receipt(done) for answer, done in settled}
+    return list(receipts.values()), total
+
+
+def _receipt(done: Done) -> tuple[Payload | None, State, str, int | None]:
+    return done.payload, {} if done.reason else done.state, done.reason, done.added
 
 
 def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:

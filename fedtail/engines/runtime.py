@@ -92,10 +92,11 @@ class Runtime:
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         turn = FIRST_TURN[clock.phase] + clock.turn
         payload, told = without_constants(task.payload)
+        data = self.federation.client(task.client, told)
         client = Client(
             id=task.client,
-            data=self.federation.client(task.client, told),
-            counts=self.federation.counts(task.client),
+            data=data,
+            counts=torch.bincount(data.labels, minlength=self.federation.num_classes),
             model=self.model,
             state=state,
             round=clock.round,

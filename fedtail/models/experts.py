@@ -111,6 +111,11 @@ class ExpertModel(SplitModel):
         each = self._net.heads.each(features)
         return Output(each.mean(0), features, each)
 
+    def output_of(self, index: int, x: Tensor) -> Output:
+        """Return one expert's logits and features; the others are not computed."""
+        features = self._net.experts[index](self._net.trunk(x))
+        return Output(self._net.heads[index](features), features)
+
     def expert_names(self, index: int) -> frozenset[str]:
         """Names of all tensors (parameters and buffers) that belong to one expert alone."""
         self._check_index(index)

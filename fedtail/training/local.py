@@ -16,6 +16,7 @@ from fedtail.config import Config
 from fedtail.errors import FedtailError
 from fedtail.training.samplers import BatchSampler
 from fedtail.training.schedule import Constant, Schedule
+from fedtail.training.sgd import SGD, LocalOptimizer
 
 
 class LocalTraining(Config):
@@ -48,17 +49,11 @@ class LocalTraining(Config):
 
     def make_optimizer(
         self, parameters: Iterable[nn.Parameter], round: int, rounds: int
-    ) -> torch.optim.Optimizer:
+    ) -> LocalOptimizer:
         """Return a new optimiser for one task."""
         rate = self.rate(round, rounds)
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters,
-                lr=rate,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-            )
+            return SGD(parameters, rate, self.momentum, self.nesterov, self.weight_decay)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, lr=rate, weight_decay=self.weight_decay)
 
