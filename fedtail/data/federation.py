@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +78,15 @@ class ClientData:
         return as_float(self.samples.x[self.positions[start:stop]].to("cpu"), torch.float64)
 
 
+class _Inputs(NamedTuple):
+    """Constants as they were told and as they are used, and all inputs, normalised, if few."""
+
+    told: Mapping[str, Tensor]
+    mean: Tensor
+    std: Tensor
+    ready: Tensor | None
+
+
 class Federation:
     """The data set, and who holds which part of it.
 
@@ -121,7 +131,7 @@ class Federation:
         self.asks = "none" if tokens else dataset.normalisation
         self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
-        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+        self._known: _Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -133,34 +143,34 @@ class Federation:
 
     def client(self, k: int, told: Mapping[str, Tensor] | None = None) -> ClientData:
         """Return client k's data, normalised with the constants that it was told, if any."""
-        told = told or {}
         positions = _part(self.order, self.offsets, k)
-        mean = self._shaped(told["mean"]) if told else self.mean
-        std = self._shaped(told["std"]) if told else self.std
+        inputs = self._inputs(told or {"mean": self.mean, "std": self.std})
         return ClientData(
             samples=self.train,
             positions=positions,
             labels=self.train.y[positions],
-            mean=mean,
-            std=std,
+            mean=inputs.mean,
+            std=inputs.std,
             augment=self.augment,
             device=self.device,
             channels_last=self.channels_last,
             apart=_part(self._held_order, self._held_offsets, k),
             tokens=self.tokens,
-            ready=self._normalised_once(mean, std),
+            ready=inputs.ready,
         )
 
-    def _normalised_once(self, mean: Tensor, std: Tensor) -> Tensor | None:
-        """Return all training inputs, normalised with these constants, if they are few."""
-        x = self.train.x
-        if self.tokens or not isinstance(x, Tensor) or x.numel() > FEW:
-            return None
-        known = self._ready
-        if known is None or not (torch.equal(known[0], mean) and torch.equal(known[1], std)):
+    def _inputs(self, told: Mapping[str, Tensor]) -> _Inputs:
+        """Return constants as they are used, and the inputs that were normalised with them."""
+        known, x = self._known, self.train.x
+        if known is None or any(known.told[name] is not told[name] for name in ("mean", "std")):
+            mean, std, ready = self._shaped(told["mean"]), self._shaped(told["std"]), None
+            if known is not None and torch.equal(known.mean, mean) and torch.equal(known.std, std):
+                ready = known.ready
+            elif not self.tokens and isinstance(x, Tensor) and x.numel() <= FEW:
+                ready = normalised(x, mean, std)
             # Copies: `standardise` changes the constants in place.
-            known = self._ready = mean.clone(), std.clone(), normalised(x, mean, std)
-        return known[2]
+            self._known = known = _Inputs(dict(told), mean.clone(), std.clone(), ready)
+        return known
 
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
@@ -224,7 +234,7 @@ class Federation:
         """
         self.mean.copy_(self._shaped(mean))
         self.std.copy_(self._shaped(std))
-        self.known = True
+        self.known, self._known = True, None
 
     def ready(self, x: Tensor) -> Tensor:
         """Return inputs on the device as the network takes them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, islice
 from typing import Literal, Self
 
@@ -89,8 +89,7 @@ def _cut(order: Tensor, size: int, pairs: bool) -> list[Tensor]:
     return batches
 
 
-@contextmanager
-def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
+def normalisable(norms: Sequence[nn.Module], size: int) -> AbstractContextManager[None]:
     """Let BatchNorm use its running statistics for a batch of one sample.
 
     One sample has no variance, so a client with a single sample (or a batch size of 1) would fail
@@ -98,6 +97,14 @@ def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
     """
     # Layers that are frozen are in evaluation mode already, and stay there.
     moving = [norm for norm in norms if norm.training] if size == 1 else []
+    return _still(moving) if moving else AS_IT_IS
+
+
+AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+@contextmanager
+def _still(moving: Sequence[nn.Module]) -> Iterator[None]:
     for norm in moving:
         norm.eval()
     try:
