@@ -144,23 +144,22 @@ class Intake:
     def settle(self) -> list[tuple[Answer, Done]]:
         """Add up all that was held back, and return what came of it, form by form."""
         held, self._held, self._bytes = self._held, [], 0
-        forms = {id(answer.form): answer.form for answer in held}
-        settled: list[tuple[Answer, Done]] = []
-        for form in forms.values():
-            settled += self._settled(form, [answer for answer in held if answer.form is form])
+        settled = [(a, a.done) for a in held if a.done.payload is None]
+        sent = [a for a in held if a.done.payload is not None]
+        for form in {id(a.form): a.form for a in sent}.values():
+            settled += self._settled(form, [a for a in sent if a.form is form])
         return settled
 
     def _settled(self, form: Form, answers: list[Answer]) -> list[tuple[Answer, Done]]:
-        sent = [a.done.payload for a in answers if a.done.payload is not None]
-        whole = len(sent) == len(answers) > 1
-        blocks = stacked(sent, form, [a.announced for a in answers]) if whole else None
+        updates = [Update(a.job.task.client, a.done.payload or Payload()) for a in answers]
+        payloads, announced = [u.payload for u in updates], [a.announced for a in answers]
+        blocks = stacked(payloads, form, announced) if len(answers) > 1 else None
         if blocks is None:
             return [(a, add_up(a.job, a.done, form, a.announced, self.total)) for a in answers]
-        updates = [Update(a.job.task.client, p) for a, p in zip(answers, sent, strict=True)]
         self.total.add_together(updates, blocks)
         return [
             (a, Done(None, a.done.state, added=p.nbytes))
-            for a, p in zip(answers, sent, strict=True)
+            for a, p in zip(answers, payloads, strict=True)
         ]
 
 
