@@ -22,7 +22,7 @@ ANY_LENGTH = -1
 """In a shape: as long as it is."""
 LARGEST = 2.0**40
 """No number of an honest update is larger; what is merely large is for robust means."""
-SMALL = 4096
+SMALL_TENSOR = 4096
 """A tensor with fewer numbers (a bias, statistics) is small."""
 CLASSES = "classes"
 """The index tensor of a group with one row a class."""
@@ -195,7 +195,7 @@ def defect(payload: Payload, form: Form, announced: int | None) -> str:
     return _bad_scalars(payload.scalars, form, most) or _bad_tensors(payload.tensors, form, most)
 
 
-def stacked(
+def in_blocks(
     payloads: Sequence[Payload], form: Form, announced: Sequence[int | None]
 ) -> dict[str, Tensor] | None:
     """Return the tensors of several updates, of each name one block with a row an update.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.forms import CLASSES, SMALL, ByClass, First, Form, Mean
+from fedtail.forms import CLASSES, SMALL_TENSOR, ByClass, First, Form, Mean
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Tensors, Update
 from fedtail.sums import Frames, narrow, wide
 from fedtail.totals import SAMPLES_NAME, Key, Sums, SumsHeader, Totals
@@ -164,7 +164,7 @@ def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
         SPARE if {how.by for how in means.values()} - {"", SAMPLES_NAME} else 1
     )
     # One integer for what was sent under the same name; small ones have room for any number: three.
-    large = [n for n in means if n in sent and sent[n].numel() >= SMALL]
+    large = [n for n in means if n in sent and sent[n].numel() >= SMALL_TENSOR]
     named = {n: narrow(sent[n], len(tasks), weight) for n in large if sent[n].is_floating_point()}
     return Frames(named, wide(len(tasks), weight), weight)
 

@@ -129,16 +129,18 @@ def add_rows(total: Sequence[Tensor], rows: Tensor, weights: Sequence[float], fr
 def _add(
     total: Sequence[Tensor], piece: slice, rows: Tensor, weights: Sequence[float], frame: Frame
 ) -> None:
-    # NumPy, because a call takes half as long as one of torch.
+    # NumPy, because a call takes half as long as one of torch. To multiply by a power of two is
+    # exact, and so is the difference, which cancels the leading bits.
+    first, *others = frame.shifts
     rest = rows.to(torch.float64, copy=True).numpy()
-    rest *= np.array(weights)[:, None]
-    before = 0
-    for part, shift in zip(total, frame.shifts, strict=True):
-        rest *= 2.0 ** (shift - before)  # exact, like the difference, which cancels leading bits
-        whole = np.rint(rest)
+    rest *= np.array(weights)[:, None] * 2.0**first
+    for number, part in enumerate(total):
+        last = number == len(others)
+        whole = np.rint(rest, out=rest) if last else np.rint(rest)
         part.view(-1).numpy()[piece] += whole.astype(np.int64).sum(0)
-        rest -= whole
-        before = shift
+        if not last:
+            rest -= whole
+            rest *= 2.0 ** (others[number] - frame.shifts[number])
 
 
 def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from fedtail.engines.wire import pack, unpack
 from fedtail.errors import FedtailError
-from fedtail.forms import SAMPLES, SMALL, ByClass, First, Form, Like, Mean, Number, Total
+from fedtail.forms import SAMPLES, SMALL_TENSOR, ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.protocol import Payload, Scalar, Task, Update
 from fedtail.reduce import (
     ExchangePlan,
@@ -161,7 +161,9 @@ class Asked:
 
     def form(self, task: Task) -> Form:
         return (
-            Form().group("model", {"w": Like((SMALL,)), "b": Like((1,))}).numbers(samples=SAMPLES)
+            Form()
+            .group("model", {"w": Like((SMALL_TENSOR,)), "b": Like((1,))})
+            .numbers(samples=SAMPLES)
         )
 
     def announced(self, client: int) -> int:
@@ -170,7 +172,7 @@ class Asked:
 
 def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     # 2^16 times the largest number sent, but at least 2^16; small tensors are not.
-    sent = Payload({"model/w": torch.full((SMALL,), 3.0), "model/b": torch.zeros(1)})
+    sent = Payload({"model/w": torch.full((SMALL_TENSOR,), 3.0), "model/b": torch.zeros(1)})
     plan = ExchangePlan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
     assert list(plan.frames.named) == ["model/w"]
     assert plan.of_task(Task(0, "train", sent)).tensors["model/w"].high == 2.0**18
@@ -179,7 +181,7 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
         Update(
             k,
             Payload(
-                {"model/w": torch.full((SMALL,), float(k)), "model/b": torch.ones(1)},
+                {"model/w": torch.full((SMALL_TENSOR,), float(k)), "model/b": torch.ones(1)},
                 {"samples": 100},
             ),
         )
@@ -188,13 +190,13 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     sums = Sums(plan.form, plan.frames)
     for one in updates:
         sums.add(one)
-    assert torch.equal(Reduced((0, 1), sums)["model"]["w"], torch.full((SMALL,), 0.5))
+    assert torch.equal(Reduced((0, 1), sums)["model"]["w"], torch.full((SMALL_TENSOR,), 0.5))
 
 
 @pytest.mark.parametrize("how", [Total(), First()])
 def test_only_means_of_what_was_sent_are_narrow(how: Total | First) -> None:
-    form = Form().group("model", {"w": Like((SMALL,))}, how)
-    tasks = [Task(0, "train", Payload({"model/w": torch.ones(SMALL)}))]
+    form = Form().group("model", {"w": Like((SMALL_TENSOR,))}, how)
+    tasks = [Task(0, "train", Payload({"model/w": torch.ones(SMALL_TENSOR)}))]
     frames = frames_for(form, tasks, 1)
     assert frames.named == {}
     assert within_frames(form, frames) == form

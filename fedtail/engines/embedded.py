@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
-from fedtail.engines.executor import Answer, Done, Executor, Intake, Job, Serial
+from fedtail.engines.executor import Arrival, Done, Executor, Intake, Job, Serial
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
 from fedtail.forms import Form
@@ -154,14 +154,14 @@ class Answers:
         for answer, done in intake.settle():
             self._take(answer, done)
 
-    def _received(self, job: Job, done: Done) -> Answer:
+    def _received(self, job: Job, done: Done) -> Arrival:
         sent = self.traffic.setdefault(job.task.client, [0, 0])
         sent[0] += job.task.payload.nbytes
-        return Answer(
+        return Arrival(
             job, done, self.plan.of_task(job.task), self.engine.announced(job.task.client)
         )
 
-    def _take(self, answer: Answer, done: Done) -> None:
+    def _take(self, answer: Arrival, done: Done) -> None:
         client, payload = answer.job.task.client, answer.done.payload
         if done.added is None:
             self.failed.append(Dropped(client, done.reason, done.error is not None))

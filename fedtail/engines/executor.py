@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
 from fedtail.errors import blame, blaming
-from fedtail.forms import Form, defect, stacked
+from fedtail.forms import Form, defect, in_blocks
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line_and_place
 from fedtail.protocol import Payload, Task, Tensors, Update
@@ -109,7 +109,7 @@ def add_up(job: Job, done: Done, form: Form, announced: int | None, total: Sums)
     return Done(None, done.state, added=done.payload.nbytes)
 
 
-class Answer(NamedTuple):
+class Arrival(NamedTuple):
     """What came of a job, what is declared for its task, and how many samples its client has."""
 
     job: Job
@@ -132,16 +132,16 @@ class Intake:
 
     def __init__(self, total: Sums) -> None:
         self.total = total
-        self._held: list[Answer] = []
+        self._held: list[Arrival] = []
         self._bytes = 0
 
-    def put(self, answer: Answer) -> list[tuple[Answer, Done]]:
+    def put(self, answer: Arrival) -> list[tuple[Arrival, Done]]:
         """Take one answer, and return what came of those that are settled by now (`add_up`)."""
         self._held.append(answer)
         self._bytes += 0 if answer.done.payload is None else answer.done.payload.nbytes
         return self.settle() if self._bytes > HELD_BYTES else []
 
-    def settle(self) -> list[tuple[Answer, Done]]:
+    def settle(self) -> list[tuple[Arrival, Done]]:
         """Add up all that was held back, and return what came of it, form by form."""
         held, self._held, self._bytes = self._held, [], 0
         settled = [(a, a.done) for a in held if a.done.payload is None]
@@ -150,10 +150,10 @@ class Intake:
             settled += self._settled(form, [a for a in sent if a.form is form])
         return settled
 
-    def _settled(self, form: Form, answers: list[Answer]) -> list[tuple[Answer, Done]]:
+    def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[Arrival, Done]]:
         updates = [Update(a.job.task.client, a.done.payload or Payload()) for a in answers]
         payloads, announced = [u.payload for u in updates], [a.announced for a in answers]
-        blocks = stacked(payloads, form, announced) if len(answers) > 1 else None
+        blocks = in_blocks(payloads, form, announced) if len(answers) > 1 else None
         if blocks is None:
             return [(a, add_up(a.job, a.done, form, a.announced, self.total)) for a in answers]
         self.total.add_together(updates, blocks)

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch.multiprocessing import get_context
 
-from fedtail.engines.executor import Answer, Done, Intake, Job, State, attempt
+from fedtail.engines.executor import Arrival, Done, Intake, Job, State, attempt
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
 from fedtail.engines.runtime import Clock, Runtime, numerics
@@ -377,7 +377,7 @@ def _do_block(
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
         intake = Intake(total)
-    settled: list[tuple[Answer, Done]] = []
+    settled: list[tuple[Arrival, Done]] = []
     for client, action, clock, state in told:
         job = Job(Task(client, action, payload), state, clock)
         done = attempt(runtime, job)
@@ -389,7 +389,7 @@ def _do_block(
         receipts[client] = _receipt(done)
         if intake is not None:
             size = runtime.federation.size(client)
-            settled += intake.put(Answer(job, done, forms[action], size))
+            settled += intake.put(Arrival(job, done, forms[action], size))
     settled += [] if intake is None else intake.settle()
     receipts |= {answer.job.task.client: _receipt(done) for answer, done in settled}
     return list(receipts.values()), total

@@ -213,7 +213,8 @@ class FedAvg(Method[M], Generic[M]):
         own = {
             n.removeprefix("buffer/"): t for n, t in client.state.items() if n.startswith("buffer/")
         }
-        client.model.load({**payload.group("model"), **own})
+        sent = payload.group("model")
+        client.model.load({**sent, **own} if own else sent)
 
     def keep_buffers(self, client: Client) -> None:
         """Under the policy "local", remember the client's statistics for its next round."""

@@ -72,7 +72,8 @@ class Inventory:
 
 def _held(layer: nn.Module) -> Iterable[tuple[Mapping[str, Any], tuple[nn.Module | Tensor, ...]]]:
     """Give what a layer holds, as it would change if something were replaced, added or removed."""
-    for held in (layer._modules, layer._parameters, layer._buffers):
-        # Nobody gives a layer such as ReLU its first weight later; an empty list may be filled.
-        if held or (held is layer._modules and isinstance(layer, CONTAINERS)):
-            yield held, tuple(held.values())
+    tensors = (layer._parameters, layer._buffers)
+    # Nobody gives a layer such as ReLU its first weight later; an empty list may be filled.
+    children = (layer._modules,) if layer._modules or isinstance(layer, CONTAINERS) else ()
+    for held in (*children, *(tensors if any(tensors) else ())):
+        yield held, tuple(held.values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtail.engines import executor
-from fedtail.engines.executor import Answer, Done, Intake, Job
+from fedtail.engines.executor import Arrival, Done, Intake, Job
 from fedtail.engines.runtime import Clock
 from fedtail.forms import SAMPLES, First, Form, Like, Mean, Number, Total
 from fedtail.protocol import Payload, Task, Update
@@ -38,9 +38,9 @@ def payload(k: int) -> Payload:
     )
 
 
-def answer(k: int, sent: Payload | None, form: Form = FORM) -> Answer:
+def answer(k: int, sent: Payload | None, form: Form = FORM) -> Arrival:
     job = Job(Task(k, "train", Payload()), {}, Clock(1, 1))
-    return Answer(job, Done(sent, {"kept": torch.tensor(k)}, "" if sent else "late"), form, 9)
+    return Arrival(job, Done(sent, {"kept": torch.tensor(k)}, "" if sent else "late"), form, 9)
 
 
 def same(one: Sums, other: Sums) -> bool:

@@ -498,7 +498,7 @@ def test_experts_that_do_not_count_are_not_computed(per_expert: bool, seen: list
     ran: list[int] = []
     for i, expert in enumerate(model.module.experts.children()):
         expert.register_forward_hook(lambda *_, i=i: ran.append(i))
-    client = tiny.client(VARIED, model, 1)
+    client = tiny.client(VARIED, 1, model)
     chosen = method(per_expert=per_expert, prior=LocalPrior(), grouping="random")
     sent = Payload(grouped("model", model.tensors()), {"expert": 1})
     chosen.train_expert(sent, client)
