@@ -264,7 +264,9 @@ class SumsHeader(NamedTuple):
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SumsHeader:
         """Return what `plain` was made from."""
-        piles = [((n, c), Fraction(w), int(k), int(p)) for n, c, w, k, p in plain["piles"]]
+        piles: list[tuple[Key, Exact, int, int]] = [
+            ((n, c), Fraction(w), int(k), int(p)) for n, c, w, k, p in plain["piles"]
+        ]
         return cls(piles, {str(n): Fraction(value) for n, value in plain["scalars"].items()})
 
 

@@ -70,10 +70,13 @@ class Inventory:
         )
 
 
-def _held(layer: nn.Module) -> Iterable[tuple[Mapping[str, Any], tuple[nn.Module | Tensor, ...]]]:
+def _held(
+    layer: nn.Module,
+) -> Iterable[tuple[Mapping[str, Any], tuple[nn.Module | Tensor | None, ...]]]:
     """Give what a layer holds, as it would change if something were replaced, added or removed."""
     tensors = (layer._parameters, layer._buffers)
     # Nobody gives a layer such as ReLU its first weight later; an empty list may be filled.
     children = (layer._modules,) if layer._modules or isinstance(layer, CONTAINERS) else ()
+    held: Mapping[str, nn.Module | Tensor | None]
     for held in (*children, *(tensors if any(tensors) else ())):
         yield held, tuple(held.values())

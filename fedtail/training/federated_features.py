@@ -117,8 +117,9 @@ def match_features(
     with ThreadPoolExecutor(at_once) as threads:
         done = list(threads.map(matched, range(0, len(classes), size)))
     nothing = [features.new_zeros(0)]
-    before, after = ([part[n] for part in done] or nothing for n in (0, 1))
-    return Matched(new, torch.cat(before), torch.cat(after), sum(part[2] for part in done))
+    before = torch.cat([old for old, _, _ in done] or nothing)
+    after = torch.cat([plain for _, plain, _ in done] or nothing)
+    return Matched(new, before, after, sum(loss for _, _, loss in done))
 
 
 def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:

@@ -75,7 +75,7 @@ def test_together_is_one_by_one(monkeypatch: pytest.MonkeyPatch, most: int) -> N
 
 def test_one_bad_answer_is_refused_and_the_others_count() -> None:
     bad = payload(3)
-    bad.tensors["model/w"][0, 0] = torch.nan  # type: ignore[index]
+    bad.tensors["model/w"][0, 0] = torch.nan
     intake = Intake(Sums(FORM))
     sent = {1: payload(1), 2: None, 3: bad, 4: payload(4)}
     settled = [one for k, p in sent.items() for one in intake.put(answer(k, p))]

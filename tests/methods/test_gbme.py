@@ -496,7 +496,7 @@ def test_what_is_tested_is_the_mean_without_prior() -> None:
 def test_experts_that_do_not_count_are_not_computed(per_expert: bool, seen: list[int]) -> None:
     model = norm_experts()
     ran: list[int] = []
-    for i, expert in enumerate(model.module.experts.children()):
+    for i, expert in enumerate(model.module.get_submodule("experts").children()):
         expert.register_forward_hook(lambda *_, i=i: ran.append(i))
     client = tiny.client(VARIED, 1, model)
     chosen = method(per_expert=per_expert, prior=LocalPrior(), grouping="random")
