@@ -195,31 +195,50 @@ def defect(payload: Payload, form: Form, announced: int | None) -> str:
     return _bad_scalars(payload.scalars, form, most) or _bad_tensors(payload.tensors, form, most)
 
 
-def in_blocks(
+def side_by_side(
     payloads: Sequence[Payload], form: Form, announced: Sequence[int | None]
 ) -> dict[str, Tensor] | None:
-    """Return the tensors of several updates, of each name one block with a row an update.
+    """Return the tensors of several updates, with a dimension of clients in front.
 
-    There are none if an update has a defect, or if it takes more than a look at all rows to know:
-    where numbers count samples, or there is one row a class.
+    There are none if an update has a defect, or if it takes more than one look at all of them to
+    know: where numbers count samples, or there is one row a class.
     """
-    if form.rows or any(look.counted for look in form.tensors.values()):
+    if form.rows or not form.tensors:
         return None
     for payload, samples in zip(payloads, announced, strict=True):
         most = LARGEST if samples is None else samples
         unlike = payload.tensors.keys() != form.tensors.keys()
         if unlike or _bad_scalars(payload.scalars, form, most):
             return None
-    blocks: dict[str, Tensor] = {}
+    stacks: dict[str, Tensor] = {}
     for name, look in form.tensors.items():
-        rows = [payload.tensors[name] for payload in payloads]
-        for row in rows:
-            if row.shape != look.shape or row.dtype != look.dtype or row.layout != torch.strided:
+        each = [payload.tensors[name] for payload in payloads]
+        for one in each:
+            if one.shape != look.shape or one.dtype != look.dtype or one.layout != torch.strided:
                 return None
-        blocks[name] = torch.stack(rows)
-        if _out_of_bounds(blocks[name], look.low, look.high):
-            return None
-    return blocks
+        stacks[name] = torch.stack(each)
+    return stacks if bool(sound(stacks, form.tensors).all()) else None
+
+
+def sound(tensors: Mapping[str, Tensor], looks: Mapping[str, Like]) -> Tensor:
+    """Return whether each client's tensors look as declared, quickly; not of counts or rows.
+
+    Parameters
+    ----------
+    tensors
+        With a dimension of clients in front.
+    looks
+        What each is for one client.
+    """
+    good = torch.ones(len(next(iter(tensors.values()))), dtype=torch.bool)
+    for name, tensor in tensors.items():
+        look = looks[name]
+        if tensor.shape[1:] != look.shape or tensor.dtype != look.dtype or look.counted:
+            return torch.zeros_like(good)
+        if tensor[0].numel() and tensor.dtype != torch.bool:
+            low, high = torch.aminmax(tensor.reshape(len(good), -1), dim=1)  # NaN if there is one
+            good &= (low >= look.low) & (high <= look.high)
+    return good
 
 
 def not_finite(payload: Payload) -> str:
@@ -301,14 +320,6 @@ def _bad_tensor(name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], m
     if low < look.low or high > bound or (look.counted and float(tensor.sum()) > most):
         return f"sent {name} with numbers from {low:g} to {high:g}, not {look.low:g} to {bound:g}"
     return ""
-
-
-def _out_of_bounds(tensor: Tensor, low: float, high: float) -> bool:
-    """Whether a number is out of bounds, or none; a bit never is."""
-    if not tensor.numel() or tensor.dtype == torch.bool:
-        return False
-    least, largest = (float(end) for end in torch.aminmax(tensor))
-    return not (low <= least and largest <= high and math.isfinite(largest - least))
 
 
 def _missing(name: str) -> str:

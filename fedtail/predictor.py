@@ -20,7 +20,8 @@ from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
-from fedtail.model_file import ModelFile, found, network_of
+from fedtail.model_file import ModelFile, found, network_of, spec_of
+from fedtail.models.spec import ModelSpec, Reader
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted
 from fedtail.setting import Setting, choose_device, runs_on_images
@@ -37,6 +38,8 @@ class Predictor:
         The network, loaded.
     transform
         The user's own function that inputs go through first, if there is one.
+    reader
+        What makes numbers of raw inputs, if they are texts or sound for a pretrained network.
 
     Attributes
     ----------
@@ -47,9 +50,14 @@ class Predictor:
     """
 
     def __init__(
-        self, file: ModelFile, model: SplitModel, transform: Transform | None = None
+        self,
+        file: ModelFile,
+        model: SplitModel,
+        transform: Transform | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.file = file
+        self.reader = reader
         self.model = model.eval()
         self.transform = transform
         self.classes = file.classes
@@ -105,6 +113,8 @@ class Predictor:
 
     def inputs(self, x: Array) -> Tensor:
         """Return raw inputs as the network takes them, before they are normalised; all checked."""
+        if self.reader is not None:
+            return self.reader(x)
         array = x if isinstance(x, Tensor) else as_numpy(x, "inputs")
         must_be_inputs(array, "inputs")
         given = self.file.given_shape
@@ -142,8 +152,15 @@ class Predictor:
 
     def __repr__(self) -> str:
         name = self.file.model.get("name") or self.file.model.get("python")
-        shape = " x ".join(map(str, self.file.given_shape))
-        return f"Predictor({name}, {self.file.kind} of {shape} to {len(self.classes)} classes)"
+        return f"Predictor({name}, {self.takes} to {len(self.classes)} classes)"
+
+    @property
+    def takes(self) -> str:
+        """What one raw input is, in words."""
+        if self.reader is not None and not self.file.rate:
+            return "texts"
+        kind = f"sound of {self.file.rate} Hz" if self.file.rate else self.file.kind
+        return f"{kind} of {' x '.join(map(str, self.file.given_shape))}"
 
 
 def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
@@ -158,7 +175,9 @@ def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
 
 def predictor_of(setting: Setting, network: SplitModel) -> Predictor:
     """Return the model of a run that is over in this process."""
-    return Predictor(ModelFile.of(setting), network, setting.dataset.given.transform)
+    file, spec = ModelFile.of(setting), setting.architecture
+    reader = spec.reader(file.shape, file.rate) if isinstance(spec, ModelSpec) else None
+    return Predictor(file, network, setting.dataset.given.transform, reader)
 
 
 def load(
@@ -197,7 +216,9 @@ def load(
     model = network_of(file, tensors, network, trust_plugins, str(run.path)).to(
         choose_device(device)
     )
-    predictor = Predictor(file, model, transform)
+    spec = None if network is not None else spec_of(file, str(run.path))
+    reader = None if spec is None else spec.reader(file.shape, file.rate)
+    predictor = Predictor(file, model, transform, reader)
     if predictor.images:
         cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
     return predictor

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,36 +112,40 @@ def zeros(shape: Sequence[int], frame: Frame) -> list[Tensor]:
 
 def add(total: Sequence[Tensor], numbers: Tensor, weight: float, frame: Frame) -> None:
     """Add w·x to a sum, in place and piece by piece: nothing as large as x is made on the way."""
-    flat = numbers.detach().to("cpu").reshape(-1)
-    for start in range(0, flat.numel(), PIECE):
-        piece = slice(start, start + PIECE)
-        _add(total, piece, flat[piece].unsqueeze(0), [weight], frame)
+    add_stack(total, numbers[None], torch.tensor([weight], dtype=torch.float64), frame)
 
 
-def add_rows(total: Sequence[Tensor], rows: Tensor, weights: Sequence[float], frame: Frame) -> None:
-    """Add Σ w_k·x_k to a sum, in place; x_k is a row of what is no larger than a few pieces."""
-    flat = rows.detach().to("cpu").flatten(1)
-    at_once = max(1, PIECE // max(1, flat.shape[1]))
-    for start in range(0, len(flat), at_once):
-        some = slice(start, start + at_once)
-        _add(total, slice(None), flat[some], weights[some], frame)
+def add_stack(total: Sequence[Tensor], numbers: Tensor, weights: Tensor, frame: Frame) -> None:
+    """Add w_k·x_k of many clients k to a sum, in place: the bits of adding one after the other.
 
-
-def _add(
-    total: Sequence[Tensor], piece: slice, rows: Tensor, weights: Sequence[float], frame: Frame
-) -> None:
+    Parameters
+    ----------
+    total
+        The integers of the sum.
+    numbers
+        x, with a dimension of clients in front.
+    weights
+        w of each client, in float64.
+    frame
+        How numbers become whole ones.
+    """
+    flat = numbers.detach().to("cpu").reshape(len(weights), -1)
+    columns = max(1, PIECE // len(weights))
     # NumPy, because a call takes half as long as one of torch. To multiply by a power of two is
     # exact, and so is the difference, which cancels the leading bits.
-    first, *others = frame.shifts
-    rest = rows.to(torch.float64, copy=True).numpy()
-    rest *= np.array(weights)[:, None] * 2.0**first
-    for number, part in enumerate(total):
-        last = number == len(others)
-        whole = np.rint(rest, out=rest) if last else np.rint(rest)
-        part.view(-1).numpy()[piece] += whole.astype(np.int64).sum(0)
-        if not last:
-            rest -= whole
-            rest *= 2.0 ** (others[number] - frame.shifts[number])
+    places = [part.view(-1).numpy() for part in total]
+    factor = weights[:, None].numpy() * 2.0 ** frame.shifts[0]
+    steps = [2.0 ** (b - a) for a, b in pairwise(frame.shifts)]
+    for start in range(0, flat.shape[1], columns):
+        piece = slice(start, start + columns)
+        rest = flat[:, piece].to(torch.float64, copy=True).numpy()
+        rest *= factor
+        for place, step in zip(places, (*steps, None), strict=True):
+            whole = np.rint(rest, out=rest if step is None else None)
+            place[piece] += whole.astype(np.int64).sum(0)
+            if step is not None:
+                rest -= whole
+                rest *= step
 
 
 def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:

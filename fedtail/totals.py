@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedtail.forms import CLASSES, ByClass, First, Form, How, Mean, Total
-from fedtail.protocol import Payload, Scalar, Update
-from fedtail.sums import Frames, add, add_rows, opened, wide, zeros
+from fedtail.protocol import ClientId, Payload, Scalar, Update
+from fedtail.sums import Frames, add, add_stack, opened, wide, zeros
 
 SAMPLES_NAME = "samples"
 ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
@@ -65,6 +65,24 @@ class Totals(Protocol):
         """Return the sum of a scalar."""
 
 
+class StackedUpdates(NamedTuple):
+    """Updates of many clients.
+
+    Attributes
+    ----------
+    clients
+        Whose they are.
+    tensors
+        By their flat names, with a dimension of clients in front; none with rows by class.
+    extras
+        What else each client sends: all scalars, and tensors that are not alike.
+    """
+
+    clients: Sequence[ClientId]
+    tensors: Mapping[str, Tensor]
+    extras: Sequence[Payload]
+
+
 @dataclass
 class Sums:
     """Adds up updates of one form, one after the other, in any order.
@@ -82,56 +100,71 @@ class Sums:
 
     def add(self, update: Update) -> None:
         """Add one update."""
-        self._count(update.payload)
-        for name, tensor in update.payload.tensors.items():
-            self._add(update, name, tensor)
+        self._count([update.payload.scalars])
+        self._spread(update)
 
-    def add_together(self, updates: Sequence[Update], blocks: Mapping[str, Tensor]) -> None:
-        """Add several updates, whose tensors stand one above the other in blocks, by name."""
-        for update in updates:
-            self._count(update.payload)
-        for name, block in blocks.items():
+    def add_stack(self, updates: StackedUpdates) -> None:
+        """Add the updates of many clients: the bits of adding one after the other."""
+        scalars = [more.scalars for more in updates.extras]
+        self._count(scalars)
+        for client, more in zip(updates.clients, updates.extras, strict=True):
+            if more.tensors:
+                self._spread(Update(client, more))
+        for name, stack in updates.tensors.items():
             how = self.form.how.get(name)
-            if isinstance(how, Mean | Total) and block.is_floating_point():
-                self._put_rows(name, block, how, updates)
-                continue
-            for update, tensor in zip(updates, block, strict=True):
-                self._add(update, name, tensor)
+            within = how.within if isinstance(how, Mean | First) else ""
+            parts: dict[Part, list[int]] = {}
+            for row, told in enumerate(scalars):
+                parts.setdefault(told.get(within), []).append(row)
+            for part, rows in parts.items():
+                some = stack if len(parts) == 1 else stack[rows]
+                match how:
+                    case First():
+                        row = min(rows, key=lambda row: updates.clients[row])
+                        first = Pile([stack[row].clone()], updates.clients[row], len(rows))
+                        self._join((name, part), first)
+                    case Mean():
+                        weights = [weight(scalars[row], how) for row in rows]
+                        self._put_stack((name, part), some, weights)
+                    case Total():
+                        self._put_stack((name, None), some, [1.0] * len(rows))
 
-    def _count(self, payload: Payload) -> None:
-        for name, value in payload.scalars.items():
-            if not isinstance(value, str):
-                self.scalars[name] = self.scalar(name) + exact(value)
+    def add_sum(self, name: str, numbers: Tensor, weights: Sequence[float]) -> None:
+        """Add Σ w_k·x_k of a tensor, which somebody else added up, in float64."""
+        key = name, None
+        add(self._pile(key, numbers.shape).whole, numbers, 1.0, self.frames.of(name))
+        self._weigh(key, sum(map(exact, weights)), len(weights))
 
-    def _add(self, update: Update, name: str, tensor: Tensor) -> None:
+    def _count(self, scalars: Sequence[Mapping[str, Scalar]]) -> None:
+        """Add scalars of updates, each update's own."""
+        for name in dict.fromkeys(name for told in scalars for name in told):
+            values = [told[name] for told in scalars if name in told]
+            if all(isinstance(value, int) for value in values):
+                self.scalars[name] = self.scalar(name) + sum(cast(list[int], values))
+            else:
+                numbers = (exact(v) for v in values if not isinstance(v, str))
+                self.scalars[name] = sum(numbers, start=self.scalar(name))
+
+    def _spread(self, update: Update) -> None:
+        """Add the tensors of one update."""
         payload = update.payload
-        match how := self.form.how.get(name):
-            case ByClass():
-                index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
-                for c, row in zip(index.tolist(), tensor, strict=True):
-                    self._put((name, c), row, 1.0)
-            case First():
-                key = name, payload.scalars.get(how.within)
-                self._join(key, Pile([tensor], update.client, 1))
-            case Mean():
-                self._put((name, payload.scalars.get(how.within)), tensor, weight(payload, how))
-            case Total():
-                self._put((name, None), tensor, 1.0)
-
-    def _put_rows(
-        self, name: str, block: Tensor, how: Mean | Total, updates: Sequence[Update]
-    ) -> None:
-        parts: dict[Part, list[int]] = {}
-        for row, update in enumerate(updates):
-            part = update.payload.scalars.get(how.within) if isinstance(how, Mean) else None
-            parts.setdefault(part, []).append(row)
-        for part, rows in parts.items():
-            chosen = [updates[row].payload for row in rows]
-            each = [weight(p, how) if isinstance(how, Mean) else 1.0 for p in chosen]
-            some = block if len(rows) == len(block) else block[rows]
-            pile = self._pile((name, part), block.shape[1:])
-            add_rows(pile.whole, some, each, self.frames.of(name))
-            self._weigh((name, part), sum(map(exact, each)), len(rows))
+        for name, tensor in payload.tensors.items():
+            match how := self.form.how.get(name):
+                case ByClass():
+                    index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
+                    for c, row in zip(index.tolist(), tensor, strict=True):
+                        self._put((name, c), row, 1.0)
+                case First():
+                    key = name, payload.scalars.get(how.within)
+                    self._join(key, Pile([tensor], update.client, 1))
+                case Mean():
+                    self._put(
+                        (name, payload.scalars.get(how.within)),
+                        tensor,
+                        weight(payload.scalars, how),
+                    )
+                case Total():
+                    self._put((name, None), tensor, 1.0)
 
     def _put(self, key: Key, tensor: Tensor, weight: float) -> None:
         if not tensor.is_floating_point():
@@ -144,6 +177,16 @@ class Sums:
         if key not in self.piles:
             self.piles[key] = Pile(zeros(shape, self.frames.of(key[0])))
         return self.piles[key]
+
+    def _put_stack(self, key: Key, stack: Tensor, weights: Sequence[float]) -> None:
+        heavy = sum(map(exact, weights))
+        if not stack.is_floating_point():
+            whole = stack.sum(dim=0) if summed(self.form.how[key[0]]) else stack.amax(dim=0)
+            self._join(key, Pile([whole], heavy, len(weights)))
+            return
+        pile, frame = self._pile(key, stack.shape[1:]), self.frames.of(key[0])
+        add_stack(pile.whole, stack, torch.tensor(weights, dtype=torch.float64), frame)
+        self._weigh(key, heavy, len(weights))
 
     def merge(self, other: Sums) -> None:
         """Add what another one has added up, which gives the bits of adding up all here."""
@@ -280,7 +323,7 @@ def exact(number: float) -> Exact:
     return int(number) if number == int(number) else Fraction(number)
 
 
-def weight(payload: Payload, how: Mean) -> float:
+def weight(scalars: Mapping[str, Scalar], how: Mean) -> float:
     """Return p_k, up to a factor; who sends no such number weighs 1."""
-    value = float(payload.scalars.get(how.by or SAMPLES_NAME, 1))
+    value = float(scalars.get(how.by or SAMPLES_NAME, 1))
     return value if how.by else float(value > 0)

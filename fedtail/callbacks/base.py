@@ -28,6 +28,8 @@ class RunInfo:
         Class names, and how many training samples of each all clients hold together.
     clients
         What the clients are called; a record has their numbers.
+    features
+        A clause on features of a frozen body: that they are computed once, or why not.
     """
 
     name: str
@@ -38,6 +40,7 @@ class RunInfo:
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
     clients: tuple[str, ...] = ()
+    features: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,11 @@ FLAGS = {
         "a source: see `fedtail data list`; or your own .npz file",
     ),
     "model": Flag(
-        "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
+        "model",
+        str,
+        "NAME|hf:NAME",
+        EXPERIMENT,
+        "the network, such as resnet8, or a pretrained one (default: fits the data)",
     ),
     "train": Flag("train", str, "WHAT", EXPERIMENT),
     "imbalance": Flag(
@@ -83,6 +87,7 @@ FLAGS = {
     "lr": Flag("method.local.lr", float, "RATE", TRAINING),
     "seed": Flag("seed", int, "N", EXPERIMENT),
     "workers": Flag("workers", int, "N", RUNNING),
+    "together": Flag("together", str, "N|auto", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"

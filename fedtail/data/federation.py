@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
+from fedtail.data.feature_store import FeatureStore
 from fedtail.data.parts import Parts
 
 FEW = 1 << 22
@@ -29,7 +31,10 @@ class ServerData:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's samples: positions into the shared data, gathered batch by batch."""
+    """One client's samples: positions into the shared data, gathered batch by batch.
+
+    With a `store`, what is gathered are their features, computed once.
+    """
 
     samples: Samples
     positions: Tensor
@@ -42,6 +47,7 @@ class ClientData:
     apart: Tensor | None = None  # positions of what is held out
     tokens: bool = False
     ready: Tensor | None = None  # all inputs of the shared data, normalised, if they are few
+    store: FeatureStore | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -49,7 +55,7 @@ class ClientData:
     @property
     def is_augmented(self) -> bool:
         """Whether batches with a generator differ from those without."""
-        return self.augment.changes and len(self.samples.x.shape) == 4
+        return self.augment.on and len(self.samples.x.shape) == 4
 
     @property
     def held_out(self) -> ClientData:
@@ -64,14 +70,22 @@ class ClientData:
 
         They are augmented if a generator is given.
         """
+        wanted, y = self.positions[index], self.labels[index].to(self.device)
+        if self.store is not None:
+            constants = (self.mean, self.std)
+            x = self.store.features(wanted, self.positions, self._inputs, constants)
+            return x.to(self.device), y
+        return self._inputs(wanted, generator), y
+
+    def _inputs(self, positions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         if self.ready is not None:
-            x = self.ready[self.positions[index]]
+            x = self.ready[positions]
         else:
-            x = self.samples.x[self.positions[index]].to(self.device)
+            x = self.samples.x[positions].to(self.device)
             x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
-        return laid_out(x, self.channels_last), self.labels[index].to(self.device)
+        return laid_out(x, self.channels_last)
 
     def values(self, start: int, stop: int) -> Tensor:
         """Return a range of inputs as they are, in float64; bytes count 0 to 1."""
@@ -105,6 +119,11 @@ class Federation:
         For each client the positions that it holds out; who only holds out comes after who trains.
     tokens
         Whether inputs are numbers of things (words, categories), which stay whole.
+
+    Attributes
+    ----------
+    stores
+        Of training and of test samples, features in the place of inputs (`with_features`).
     """
 
     def __init__(
@@ -132,6 +151,7 @@ class Federation:
         self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
         self._known: _Inputs | None = None
+        self.stores: tuple[FeatureStore, FeatureStore] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -157,6 +177,8 @@ class Federation:
             apart=_part(self._held_order, self._held_offsets, k),
             tokens=self.tokens,
             ready=inputs.ready,
+            # Before constants are known, nothing but sums of inputs is asked for.
+            store=self.stores[0] if self.stores and (told or self.known) else None,
         )
 
     def _inputs(self, told: Mapping[str, Tensor]) -> _Inputs:
@@ -172,10 +194,23 @@ class Federation:
             self._known = known = _Inputs(dict(told), mean.clone(), std.clone(), ready)
         return known
 
+    def with_features(self, stores: tuple[FeatureStore, FeatureStore]) -> Federation:
+        """Return the same federation, whose batches are features of training and test samples."""
+        same = copy.copy(self)
+        same.stores = stores
+        return same
+
+    def held(self) -> Tensor:
+        """Return the positions of all samples that clients train on or hold out."""
+        return torch.cat([self.order, self._held_order])
+
+    def positions(self, k: int) -> Tensor:
+        """Return where client k's samples stand in the data set."""
+        return _part(self.order, self.offsets, k)
+
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
-        (start, stop), (first, last) = _ends(self.offsets, k), _ends(self._held_offsets, k)
-        return stop - start + last - first
+        return _length(self.offsets, k) + _length(self._held_offsets, k)
 
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
@@ -196,8 +231,17 @@ class Federation:
 
     def test_samples(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels at some positions."""
-        x = self.ready(self.test.x[positions].to(self.device))
-        return x, self.test.y[positions].to(self.device)
+        y = self.test.y[positions].to(self.device)
+        if self.stores is None:
+            return self._ready_at(self.test, positions), y
+        inputs, constants = partial(self._ready_at, self.test), (self.mean, self.std)
+        x = self.stores[1].features(positions, positions, inputs, constants)
+        return x.to(self.device), y
+
+    def example(self, most: int) -> Tensor:
+        """Return a few inputs as the network takes them: test samples, where there are any."""
+        samples = self.test if len(self.test) else self.train
+        return self._ready_at(samples, torch.arange(min(most, len(samples))))
 
     def tested_by(self, owner: int) -> Tensor:
         """Return the positions of a natural client's test samples."""
@@ -210,8 +254,14 @@ class Federation:
         if not len(positions):
             return None
         where = torch.from_numpy(positions)
-        x = self.ready(self.train.x[where].to(self.device))
-        return ServerData(x, self.train.y[where].to(self.device))
+        inputs, y = partial(self._ready_at, self.train), self.train.y[where].to(self.device)
+        if self.stores is None:
+            return ServerData(inputs(where), y)
+        store = self.stores[0]
+        if not self.known:  # constants come later, and then the server is given these again
+            return ServerData(store.encode(inputs(where)), y)
+        x = store.features(where, where, inputs, (self.mean, self.std))
+        return ServerData(x.to(self.device), y)
 
     @property
     def channels(self) -> int:
@@ -235,6 +285,9 @@ class Federation:
         self.mean.copy_(self._shaped(mean))
         self.std.copy_(self._shaped(std))
         self.known, self._known = True, None
+
+    def _ready_at(self, samples: Samples, positions: Tensor) -> Tensor:
+        return self.ready(samples.x[positions].to(self.device))
 
     def ready(self, x: Tensor) -> Tensor:
         """Return inputs on the device as the network takes them."""
@@ -267,6 +320,12 @@ def _ends(offsets: Tensor, k: int) -> tuple[int, int]:
     """Return where client k's positions begin and end; a client beyond the last has none."""
     ends = offsets.numpy()[k : k + 2].tolist()
     return (ends[0], ends[1]) if len(ends) == 2 else (0, 0)
+
+
+def _length(offsets: Tensor, k: int) -> int:
+    """Return how many positions client k has, quickly."""
+    at = offsets.numpy()
+    return int(at[k + 1] - at[k]) if k + 1 < len(at) else 0
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:

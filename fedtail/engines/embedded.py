@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
+from fedtail.engines.block_size import tried
 from fedtail.engines.executor import Arrival, Done, Executor, Intake, Job, Serial
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
+from fedtail.engines.together import arranged, in_blocks
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
-from fedtail.protocol import ClientId, Task, Tensors, Update
+from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
 from fedtail.reduce import ExchangePlan, Reduced
 from fedtail.standardise import with_constants
 from fedtail.totals import Sums
@@ -58,6 +60,7 @@ class Embedded:
         self.executor: Executor = Serial(runtime, drop=drop)
         if workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
+        self._tried = False
         self._round = -1
         self._phase: Phase = "training"
         self._turns: Counter[ClientId] = Counter()
@@ -102,6 +105,14 @@ class Embedded:
         """Begin a phase of a round: turns are counted anew."""
         self._round, self._phase, self._turns = round, phase, Counter()
 
+    def arranged(self, jobs: list[Job]) -> list[Job]:
+        """Return jobs as they are cut into blocks of clients that train together."""
+        found = arranged(self.runtime, jobs)
+        if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
+            self._tried = True
+            tried(self.runtime, found)
+        return found
+
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
         return self.executor.evaluate(tensors)
@@ -138,6 +149,7 @@ class Answers:
     states: dict[ClientId, dict[str, Tensor]] = field(default_factory=dict)
     failed: list[Dropped] = field(default_factory=list)
     traffic: dict[ClientId, list[int]] = field(default_factory=dict)
+    sent: dict[ClientId, Payload] = field(default_factory=dict)  # and not yet settled
 
     def collect(self, wave: Sequence[tuple[Task, Clock]]) -> None:
         """Have tasks of different clients done, and add up their answers as they come."""
@@ -146,31 +158,31 @@ class Answers:
             Job(task, self.states.get(task.client, known.get(task.client, {})), clock)
             for task, clock in wave
         ]
+        jobs = self.engine.arranged(jobs)
         total = None if self.plan.single else self.total
         results, intake = iter(self.engine.executor.perform(jobs, total)), Intake(self.total)
         for job in jobs:  # no zip, which would keep an answer until the next is there
-            for answer, done in intake.put(self._received(job, next(results))):
-                self._take(answer, done)
-        for answer, done in intake.settle():
-            self._take(answer, done)
+            self._take(intake.put(self._received(job, next(results))))
+        self._take(intake.settle())
 
     def _received(self, job: Job, done: Done) -> Arrival:
-        sent = self.traffic.setdefault(job.task.client, [0, 0])
-        sent[0] += job.task.payload.nbytes
-        return Arrival(
-            job, done, self.plan.of_task(job.task), self.engine.announced(job.task.client)
-        )
-
-    def _take(self, answer: Arrival, done: Done) -> None:
-        client, payload = answer.job.task.client, answer.done.payload
-        if done.added is None:
-            self.failed.append(Dropped(client, done.reason, done.error is not None))
-            return
-        self.traffic[client][1] += done.added
-        self.states[client] = done.state
-        self.clients.append(client)
+        client, payload = job.task.client, done.payload
+        self.traffic.setdefault(client, [0, 0])[0] += job.task.payload.nbytes
         if self.plan.single and payload is not None:
-            self.each.append(Update(client, payload))
+            self.sent[client] = payload
+        return Arrival(job, done, self.plan.of_task(job.task), self.engine.announced(client))
+
+    def _take(self, settled: Sequence[tuple[ClientId, Done]]) -> None:
+        for client, done in settled:
+            payload = self.sent.pop(client, None)
+            if done.added is None:
+                self.failed.append(Dropped(client, done.reason, done.error is not None))
+                continue
+            self.traffic[client][1] += done.added
+            self.states[client] = done.state
+            self.clients.append(client)
+            if payload is not None:
+                self.each.append(Update(client, payload))
 
     def replies(self) -> Replies:
         """Return what came of it."""

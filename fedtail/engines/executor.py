@@ -9,12 +9,13 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
+from fedtail.engines.together import Answer, blocks, done_together
 from fedtail.errors import blame, blaming
-from fedtail.forms import Form, defect, in_blocks
+from fedtail.forms import Form, defect, side_by_side
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line_and_place
-from fedtail.protocol import Payload, Task, Tensors, Update
-from fedtail.totals import Sums
+from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
+from fedtail.totals import StackedUpdates, Sums
 
 State = dict[str, Tensor]
 HELD_BYTES = 1 << 20
@@ -135,32 +136,41 @@ class Intake:
         self._held: list[Arrival] = []
         self._bytes = 0
 
-    def put(self, answer: Arrival) -> list[tuple[Arrival, Done]]:
+    def put(self, answer: Arrival) -> list[tuple[ClientId, Done]]:
         """Take one answer, and return what came of those that are settled by now (`add_up`)."""
         self._held.append(answer)
         self._bytes += 0 if answer.done.payload is None else answer.done.payload.nbytes
         return self.settle() if self._bytes > HELD_BYTES else []
 
-    def settle(self) -> list[tuple[Arrival, Done]]:
+    def settle(self) -> list[tuple[ClientId, Done]]:
         """Add up all that was held back, and return what came of it, form by form."""
         held, self._held, self._bytes = self._held, [], 0
-        settled = [(a, a.done) for a in held if a.done.payload is None]
+        settled = [(a.job.task.client, a.done) for a in held if a.done.payload is None]
         sent = [a for a in held if a.done.payload is not None]
         for form in {id(a.form): a.form for a in sent}.values():
             settled += self._settled(form, [a for a in sent if a.form is form])
         return settled
 
-    def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[Arrival, Done]]:
-        updates = [Update(a.job.task.client, a.done.payload or Payload()) for a in answers]
-        payloads, announced = [u.payload for u in updates], [a.announced for a in answers]
-        blocks = in_blocks(payloads, form, announced) if len(answers) > 1 else None
-        if blocks is None:
-            return [(a, add_up(a.job, a.done, form, a.announced, self.total)) for a in answers]
-        self.total.add_together(updates, blocks)
-        return [
-            (a, Done(None, a.done.state, added=p.nbytes))
-            for a, p in zip(answers, payloads, strict=True)
-        ]
+    def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[ClientId, Done]]:
+        payloads = [a.done.payload for a in answers if a.done.payload is not None]
+        announced = [a.announced for a in answers]
+        stacks = side_by_side(payloads, form, announced) if len(answers) > 1 else None
+        clients = [a.job.task.client for a in answers]
+        if stacks is None:
+            done = [add_up(a.job, a.done, form, a.announced, self.total) for a in answers]
+        else:
+            scalars = [Payload({}, p.scalars) for p in payloads]
+            self.total.add_stack(StackedUpdates(clients, stacks, scalars))
+            done = [
+                Done(None, a.done.state, added=p.nbytes)
+                for a, p in zip(answers, payloads, strict=True)
+            ]
+        return list(zip(clients, done, strict=True))
+
+
+def answered(answer: Answer) -> Done:
+    """Return what came of a job that was done together with others."""
+    return Done(answer.payload, answer.state, added=answer.added)
 
 
 @dataclass(frozen=True)
@@ -177,8 +187,11 @@ class Serial:
     drop: bool = field(default=False, kw_only=True)
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> Iterable[Done]:
-        """Do the jobs one after the other, as their answers are asked for."""
-        return map(self._one, jobs)
+        """Do the jobs block by block; the answers of one block, or a single one, are in memory."""
+        for block in blocks(self.runtime, jobs):
+            found = done_together(self.runtime, block, total)
+            for job, answer in zip(block, found, strict=True):
+                yield self._one(job) if answer is None else answered(answer)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.runtime, job)

@@ -25,14 +25,15 @@ from typing import Any
 
 from torch.multiprocessing import get_context
 
-from fedtail.engines.executor import Arrival, Done, Intake, Job, State, attempt
+from fedtail.engines.executor import Arrival, Done, Intake, Job, State, answered, attempt
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
 from fedtail.engines.runtime import Clock, Runtime, numerics
+from fedtail.engines.together import blocks, done_together, in_blocks
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
-from fedtail.protocol import Payload, Task, Tensors
+from fedtail.protocol import ClientId, Payload, Task, Tensors
 from fedtail.reduce import union, within_frames
 from fedtail.sums import Frames
 from fedtail.totals import Sums
@@ -188,7 +189,7 @@ class Pool:
             told = [(job.task.client, job.task.action, job.clock, job.state) for job in block]
             # The sum of one is twice as large as itself.
             frames = None if total is None or len(block) == 1 else total.frames
-            rest, what = (told, frames), _names(block)
+            rest, what = (told, frames, in_blocks(self.runtime, block[0])), _names(block)
             orders.append(Order("task", number, payload, rest, what, len(block)))
         answers = self._distribute(orders, total)
         return [
@@ -202,6 +203,9 @@ class Pool:
         size = math.ceil(len(jobs) / (BLOCKS_EACH * len(self._workers))) if added else 1
         for _, same in groupby(jobs, key=lambda job: id(job.task.payload)):
             some = list(same)
+            if in_blocks(self.runtime, some[0]):
+                yield from blocks(self.runtime, some)
+                continue
             yield from (some[start : start + size] for start in range(0, len(some), size))
 
     def _done(self, job: Job, receipt: Any) -> Done:
@@ -350,8 +354,8 @@ def _work(runtime: Runtime, pipe: Connection, drop: bool) -> None:
         kind, data, rest = receive(pipe)
         if kind == "task":
             payload = payload if data is None else data
-            told, frames = rest
-            _hand_over(pipe, *_do_block(runtime, payload, told, frames, drop))
+            told, frames, together = rest
+            _hand_over(pipe, *_do_block(runtime, payload, told, frames, together, drop))
         else:
             try:
                 if data is not None:
@@ -367,6 +371,7 @@ def _do_block(
     payload: Payload,
     told: Sequence[tuple[int, str, Clock, State]],
     frames: Frames | None,
+    together: bool,
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
     """Do the jobs of a block, and add up their answers if there are frames to do it in."""
@@ -377,26 +382,31 @@ def _do_block(
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
         intake = Intake(total)
-    settled: list[tuple[Arrival, Done]] = []
-    for client, action, clock, state in told:
-        job = Job(Task(client, action, payload), state, clock)
-        done = attempt(runtime, job)
+    jobs = [Job(Task(k, action, payload), state, clock) for k, action, clock, state in told]
+    found = done_together(runtime, jobs, total) if together else [None] * len(jobs)
+    for job, answer in zip(jobs, found, strict=True):
+        action, client = job.task.action, job.task.client
+        done = attempt(runtime, job) if answer is None else answered(answer)
         if done.error is not None:
             receipts[client] = Failure.of(done.error, str(job))
             if not drop:
                 return list(receipts.values()), None
             continue
-        receipts[client] = _receipt(done)
-        if intake is not None:
-            size = runtime.federation.size(client)
-            settled += intake.put(Arrival(job, done, forms[action], size))
-    settled += [] if intake is None else intake.settle()
-    receipts |= {answer.job.task.client: _receipt(done) for answer, done in settled}
+        if intake is None or done.added is not None:
+            receipts |= _receipts([(client, done)])
+            continue
+        receipts[client] = None  # for now: the answer is not to be held here
+        size = runtime.federation.size(client)
+        receipts |= _receipts(intake.put(Arrival(job, done, forms[action], size)))
+    receipts |= _receipts([] if intake is None else intake.settle())
     return list(receipts.values()), total
 
 
-def _receipt(done: Done) -> tuple[Payload | None, State, str, int | None]:
-    return done.payload, {} if done.reason else done.state, done.reason, done.added
+def _receipts(settled: Sequence[tuple[ClientId, Done]]) -> dict[ClientId, Any]:
+    return {
+        client: (done.payload, {} if done.reason else done.state, done.reason, done.added)
+        for client, done in settled
+    }
 
 
 def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:

@@ -132,4 +132,4 @@ def test_new_constants_normalise_anew() -> None:
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(flip=True), Augment(cutout=1)])
 def test_whether_batches_are_augmented(augment: Augment) -> None:
-    assert images([[0]], augment).client(0).is_augmented == augment.changes
+    assert images([[0]], augment).client(0).is_augmented == augment.on

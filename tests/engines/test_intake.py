@@ -68,7 +68,7 @@ def test_together_is_one_by_one(monkeypatch: pytest.MonkeyPatch, most: int) -> N
         settled += intake.put(answer(k, payload(k)))
     settled += intake.settle()
     assert same(intake.total, alone([0, 1, 3, 5, 6]))
-    assert [a.job.task.client for a, _ in settled] == [5, 3, 6, 0, 1]
+    assert [client for client, _ in settled] == [5, 3, 6, 0, 1]
     assert all(done.added == payload(1).nbytes for _, done in settled)
     assert intake.settle() == []
 
@@ -80,7 +80,7 @@ def test_one_bad_answer_is_refused_and_the_others_count() -> None:
     sent = {1: payload(1), 2: None, 3: bad, 4: payload(4)}
     settled = [one for k, p in sent.items() for one in intake.put(answer(k, p))]
     settled += intake.settle()
-    reasons = {a.job.task.client: done.reason for a, done in settled}
+    reasons = {client: done.reason for client, done in settled}
     assert reasons == {1: "", 2: "late", 3: "sent NaN or infinity in model/w", 4: ""}
     assert same(intake.total, alone([1, 4]))
 
