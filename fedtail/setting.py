@@ -328,7 +328,8 @@ def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     natural = isinstance(partition, Natural)
     clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
     return make_split(
-        dataset.train.y.numpy(),
+        # A copy: workers move the labels into shared memory, and a view would be of what was freed.
+        dataset.train.y.numpy().copy(),
         dataset.num_classes,
         experiment.tail,
         partition,

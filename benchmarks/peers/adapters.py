@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +73,12 @@ class Bare:
 class Fedtail:
     """fedtail, client after client."""
 
-    fields: ClassVar[dict[str, Any]] = {}
+    together: ClassVar[int | Literal["auto"]] = 0
 
     def __init__(self, workload: Workload) -> None:
         from fedtail import Arrays, Experiment, FedAvg, LocalTraining, Natural
         from fedtail.engines import Embedded
+        from fedtail.engines.block_size import block_size
         from fedtail.setting import prepare
 
         x, y = workload.data()
@@ -97,11 +98,12 @@ class Fedtail:
                 per_round=workload.per_round,
                 rounds=1000,
                 method=FedAvg(local=local),
-                **self.fields,
             )
         )
         self.network = self.setting.model.module
-        self.engine = Embedded(self.setting.runtime())
+        runtime = self.setting.runtime()
+        runtime.together, _ = block_size(self.together, runtime)
+        self.engine = Embedded(runtime)
         self.state: Any = self.setting.method.init(self.setting.model, self.setting.server(0))
         self.done = 0
 
@@ -116,6 +118,12 @@ class Fedtail:
         server = self.setting.server(self.done)
         exchange = self.setting.method.round(self.state, server)
         self.state = drive(exchange, self.state, self.engine, server, Ledger())
+
+
+class Together(Fedtail):
+    """fedtail as it runs by default: clients as one computation where its rule says so."""
+
+    together = "auto"
 
 
 class FedLab:
@@ -323,6 +331,7 @@ def torchvision_shim() -> Iterator[None]:
 
 PEERS: dict[str, Callable[[Workload], Peer]] = {
     "bare": Bare,
+    "together": Together,
     "fedtail": Fedtail,
     "fedlab": FedLab,
     "pfl": Pfl,

@@ -17,8 +17,8 @@ PAGE = ROOT / "docs" / "explanation" / "peers.md"
 PICTURE = ROOT / "docs" / "figures" / "peers.svg"
 NAMES = {
     "bare": "bare PyTorch loop",
-    "together": "fedtail, clients together",
-    "fedtail": "fedtail, client after client",
+    "together": "fedtail",
+    "fedtail": "fedtail, client after client (`together=0`)",
     "fedlab": "FedLab",
     "pfl": "pfl-research",
     "fluke": "fluke",
@@ -195,7 +195,9 @@ def draw(found: dict[str, Any]) -> Figure:
                 key = "samples_per_cpu_second"
                 height = w["peers"][name][key] / w["peers"]["bare"][key]
                 x = at + (place - (len(names) - 1) / 2) * width
-                axes.bar(x, height, 0.92 * width, color=COLOURS[name], label=NAMES[name])
+                axes.bar(
+                    x, height, 0.92 * width, color=COLOURS[name], label=NAMES[name].replace("`", "")
+                )
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axes.legend(once.values(), once.keys(), fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedtail.engines.auto import Auto
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
 from fedtail.engines.block_size import tried
 from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
 from fedtail.engines.together import arranged, in_blocks
+from fedtail.engines.workers import Workers
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
@@ -31,7 +33,7 @@ class Embedded:
     runtime
         The data, the method and the model.
     workers
-        How many worker processes; 0 for none.
+        How many worker processes; 0 for none, "auto" for as many as are worth it.
     threads
         How many threads each has.
     plugins
@@ -47,7 +49,7 @@ class Embedded:
     def __init__(
         self,
         runtime: Runtime,
-        workers: int = 0,
+        workers: Workers = 0,
         threads: int = 1,
         plugins: Sequence[str] = (),
         drop: bool = False,
@@ -58,7 +60,13 @@ class Embedded:
         self.runtime = runtime
         self.server_side = server_side
         self.executor: Executor = Serial(runtime, drop=drop)
-        if workers:
+        if workers == "auto":
+
+            def pool(count: int) -> Pool:
+                return Pool(runtime, count, threads, plugins, drop, seconds, main=False)
+
+            self.executor = Auto(self.executor, pool, runtime, threads)
+        elif workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
         self._tried = False
         self._round = -1
