@@ -111,7 +111,7 @@ def match_features(
             return before, *chunk.distances()
 
     # The cut depends on the shapes alone, and so bits do not depend on who does how much of it.
-    from fedtail.engines.workers import usable_cores  # engines know methods, and those this
+    from fedtail.cores import usable_cores  # engines know methods, and those this
 
     at_once = min(CHUNKS, usable_cores()) if features.is_cpu else 1
     with ThreadPoolExecutor(at_once) as threads:
