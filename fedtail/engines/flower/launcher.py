@@ -215,7 +215,7 @@ def write_app(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir()
     parts = {
         "serverapp": "fedtail.engines.flower.apps:server_app",
-        "clientapp": "fedtail.engines.flower.apps:node_app",
+        "clientapp": "fedtail.engines.flower.node:node_app",
     }
     project = {
         "project": {"name": "fedtail-run", "version": "1.0.0", "dependencies": []},

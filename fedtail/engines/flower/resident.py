@@ -1,0 +1,115 @@
+"""The process that stays beside a node and does its work: data, model and methods are loaded once.
+
+`relay` starts it and talks to it through a socket, one message at a time. It works for one run. It
+ends when the node's process is gone, when a message of another run comes, when nobody has asked for
+`IDLE` seconds, and when whoever asked is gone before the answer: then nobody waits for it, and what
+it has stuck in may never end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+from flwr.app import Context, RecordDict
+
+from fedtail.engines.flower.link import Groups, receive, send
+from fedtail.engines.flower.processes import running
+from fedtail.engines.flower.relay import KEPT, named, put_states, states_of
+from fedtail.engines.flower.scrubbing import reply
+from fedtail.errors import FedtailError
+from fedtail.lock import locked
+
+IDLE = 600.0
+"""Seconds without a message after which it ends; the next message starts another one."""
+LOOK = 0.2
+"""Seconds between two looks at who it works for."""
+
+
+class Watch(threading.Thread):
+    """Ends this process when its node has ended, or who waits for an answer."""
+
+    def __init__(self, folder: Path, node: int) -> None:
+        super().__init__(daemon=True)
+        self.folder = folder
+        self.node = psutil.Process(node)
+        self.asking: socket.socket | None = None
+
+    def run(self) -> None:
+        """Look, now and then."""
+        while running(self.node) and not self.deserted():
+            time.sleep(LOOK)
+        end(self.folder)
+
+    def deserted(self) -> bool:
+        """Whether who asked has gone."""
+        asking = self.asking
+        with suppress(OSError):  # nothing to read, or no longer open
+            return asking is not None and not asking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return False
+
+
+def end(folder: Path) -> NoReturn:
+    """Leave nothing behind, and end at once, whatever is being done."""
+    if folder.exists():
+        with suppress(FedtailError, OSError), locked(folder, wait=True):
+            shutil.rmtree(folder)
+    os._exit(0)
+
+
+def serve(listener: socket.socket, watch: Watch) -> None:
+    """Answer messages until there is no more to do here."""
+    job: Any = None
+    listener.settimeout(IDLE)
+    while True:
+        try:
+            link, _ = listener.accept()
+        except TimeoutError:
+            return
+        with link, suppress(OSError, EOFError):  # who asked may be gone at any time
+            link.settimeout(None)
+            head, groups = receive(link)
+            if job not in (None, head["job"]):
+                send(link, {}, {})
+                return
+            job, watch.asking = head["job"], link
+            answer = answered(head, groups)
+            watch.asking = None
+            send(link, *answer)
+
+
+def answered(head: dict[str, Any], groups: Groups) -> tuple[dict[str, str], Groups]:
+    """Return the answer to one message, and the states that Flower is to keep."""
+    context = Context(state=RecordDict(), **head["context"])
+    put_states(context.state, groups.pop(KEPT))
+    job = head["job"]
+    answer, text = reply(
+        lambda: named(job["target"])((groups, head["text"]), context, **job["given"])
+    )
+    return {"text": text}, {**answer, KEPT: states_of(context.state)}
+
+
+def main(folder: Path, node: int, number: int) -> None:
+    """Be the resident of a node."""
+    signal.signal(signal.SIGTERM, lambda *_: end(folder))
+    try:
+        watch = Watch(folder, node)
+    except psutil.NoSuchProcess:
+        end(folder)
+    watch.start()
+    with socket.socket(fileno=number) as listener:
+        serve(listener, watch)
+    end(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
