@@ -21,7 +21,7 @@ Groups = dict[str, Arrays]
 def send(link: socket.socket, head: Mapping[str, Any], groups: Groups) -> None:
     """Send JSON and groups of named arrays."""
     names = [[group, list(arrays)] for group, arrays in groups.items()]
-    every = [array for arrays in groups.values() for array in arrays.values()]
+    every = [_in_order(array) for arrays in groups.values() for array in arrays.values()]
     text = json.dumps({**head, "names": names}).encode()
     # Numbers for names: any name may stand in the JSON. None are no bytes, as in a payload.
     body = safetensors.numpy.save({str(n): a for n, a in enumerate(every)}) if every else b""
@@ -37,6 +37,11 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], Groups]:
     held = safetensors.numpy.load(bytes(data[body:])) if body < len(data) else {}
     every = (held[str(number)] for number in range(len(held)))
     return head, {group: {n: next(every) for n in names} for group, names in head.pop("names")}
+
+
+def _in_order(array: np.ndarray) -> np.ndarray:
+    # safetensors takes the bytes of an array as they lie in memory, whatever the strides say.
+    return array if array.flags.c_contiguous else array.copy("C")
 
 
 def _eight(number: int) -> bytes:

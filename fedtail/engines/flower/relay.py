@@ -37,6 +37,16 @@ KEPT = "@states"
 """The group of arrays, beside those of the message, that are states."""
 STATES = re.compile(r"\d+@\d+")
 """The records of Flower's context that hold the states of our clients (see `store`)."""
+DETACHED = """
+import os, sys
+if child := os.fork():
+    with open(os.path.join(sys.argv[1], "pid"), "w") as file:
+        file.write(str(child))
+    os._exit(0)
+from fedtail.engines.flower.resident import main
+main(*sys.argv[1:])
+"""
+"""A program that goes on as nobody's child, before it imports anything."""
 logger = logging.getLogger(__name__)
 
 
@@ -172,15 +182,15 @@ class Resident:
             listener.listen()
             number = listener.fileno()
             words = [str(self.folder), str(self.node), str(number)]
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedtail.engines.flower.resident", *words],
+            subprocess.run(
+                [sys.executable, "-P", "-c", DETACHED, *words],
                 stdin=subprocess.DEVNULL,  # and its output goes where this process's goes
                 # Flower has put the app on the path.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 pass_fds=[number],
                 start_new_session=True,
+                check=False,
             )
-        (self.folder / "pid").write_text(str(process.pid))
 
 
 def make_private(folder: Path) -> None:

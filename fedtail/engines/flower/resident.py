@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -98,18 +97,25 @@ def answered(head: dict[str, Any], groups: Groups) -> tuple[dict[str, str], Grou
     return {"text": text}, {**answer, KEPT: states_of(context.state)}
 
 
-def main(folder: Path, node: int, number: int) -> None:
-    """Be the resident of a node."""
+def main(place: str, node: str, number: str) -> None:
+    """Be the resident of a node.
+
+    Parameters
+    ----------
+    place
+        Its folder.
+    node
+        The number of the node's process.
+    number
+        That of the socket it listens at, which it has inherited.
+    """
+    folder = Path(place)
     signal.signal(signal.SIGTERM, lambda *_: end(folder))
     try:
-        watch = Watch(folder, node)
+        watch = Watch(folder, int(node))
     except psutil.NoSuchProcess:
         end(folder)
     watch.start()
-    with socket.socket(fileno=number) as listener:
+    with socket.socket(fileno=int(number)) as listener:
         serve(listener, watch)
     end(folder)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
