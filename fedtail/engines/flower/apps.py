@@ -22,7 +22,7 @@ from fedtail.engines.flower.records import Content
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.status import ForwardWarnings, StatusFiles
 from fedtail.engines.flower.store import Files
-from fedtail.engines.flower.worker import answered
+from fedtail.engines.flower.worker import answer_content
 from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
@@ -67,10 +67,10 @@ def run_loop(grid: Grid, folder: RunFolder, status: StatusFiles, config: Any) ->
         )
 
 
-def answer(content: Content, context: Context) -> Content:
+def answer_described(content: Content, context: Context) -> Content:
     """Do the tasks of one message; `node` has it done in a process that stays."""
     folder = RunFolder(Path(str(context.run_config["out"])))
-    return answered(
+    return answer_content(
         content,
         context,
         lambda notes: described_setting(str(folder.experiment)).runtime(),

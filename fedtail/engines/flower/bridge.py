@@ -16,8 +16,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedtail.engines.flower.link import Groups
-from fedtail.engines.flower.records import Content, damaged, opened, sealed
+from fedtail.engines.flower.link import ArrayGroups
+from fedtail.engines.flower.records import Content, damaged, sealed, unsealed
 from fedtail.engines.wire import pack, unpack
 from fedtail.errors import FedtailError
 from fedtail.protocol import Payload
@@ -25,7 +25,7 @@ from fedtail.protocol import Payload
 
 def to_content(payloads: Sequence[Payload], notes: Mapping[str, Any]) -> Content:
     """Return payloads and JSON notes as the content of one message."""
-    groups: Groups = {}
+    groups: ArrayGroups = {}
     for slot, payload in enumerate(payloads):
         for name, tensor in payload.tensors.items():
             groups.setdefault(f"{slot}/{_group(name)}", {})[name] = _array(name, tensor)
@@ -57,7 +57,7 @@ def to_records(payloads: Sequence[Payload], notes: Mapping[str, Any]) -> RecordD
 
 def from_records(records: RecordDict) -> tuple[list[Payload], dict[str, Any]]:
     """Return what `to_records` was given."""
-    return from_content(opened(records))
+    return from_content(unsealed(records))
 
 
 def read_notes(text: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def client_app(
     for part in named:
         if not all(part.partition(":")[::2]):
             raise FedtailError(f"client_app: '{part}' is not of the form 'module:name'")
-    target = "fedtail.engines.flower.user_client:answer"
+    target = "fedtail.engines.flower.user_client:answer_named"
     changes = None if augment is None else str(augment)
     return relayed(target, model=str(model), data=str(data), augment=changes, device=device)
 

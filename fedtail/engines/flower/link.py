@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-Arrays = dict[str, np.ndarray]
-Groups = dict[str, Arrays]
+NamedArrays = dict[str, np.ndarray]
+ArrayGroups = dict[str, NamedArrays]
 
 
-def send(link: socket.socket, head: Mapping[str, Any], groups: Groups) -> None:
+def send_arrays(link: socket.socket, head: Mapping[str, Any], groups: ArrayGroups) -> None:
     """Send JSON and groups of named arrays."""
     names = [[group, list(arrays)] for group, arrays in groups.items()]
     every = [_in_order(array) for arrays in groups.values() for array in arrays.values()]
@@ -29,8 +29,8 @@ def send(link: socket.socket, head: Mapping[str, Any], groups: Groups) -> None:
         link.sendall(part)
 
 
-def receive(link: socket.socket) -> tuple[dict[str, Any], Groups]:
-    """Return what `send` sent; `EOFError` says that the other side is gone."""
+def receive_arrays(link: socket.socket) -> tuple[dict[str, Any], ArrayGroups]:
+    """Return what `send_arrays` sent; `EOFError` says that the other side is gone."""
     data = _exactly(link, int.from_bytes(_exactly(link, 8), "little"))
     body = 8 + int.from_bytes(data[:8], "little")
     head: dict[str, Any] = json.loads(bytes(data[8:body]))

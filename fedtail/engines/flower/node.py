@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from fedtail.engines.flower.relay import relayed
 
-node_app = relayed("fedtail.engines.flower.apps:answer")
+node_app = relayed("fedtail.engines.flower.apps:answer_described")

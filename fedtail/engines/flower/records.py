@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedtail.engines.flower.link import Groups
+from fedtail.engines.flower.link import ArrayGroups
 from fedtail.errors import FedtailError
 
 NOTES = "fedtail"
 """The name of the record with the JSON."""
-Content = tuple[Groups, str]
+Content = tuple[ArrayGroups, str]
 """Groups of arrays, and everything else as JSON."""
 
 
@@ -26,7 +26,7 @@ def sealed(content: Content) -> RecordDict:
     return records
 
 
-def opened(records: RecordDict) -> Content:
+def unsealed(records: RecordDict) -> Content:
     """Return the content of records; those of others have no text."""
     try:
         groups = {

@@ -24,16 +24,16 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedtail.engines.flower.link import Arrays, receive, send
+from fedtail.engines.flower.link import NamedArrays, receive_arrays, send_arrays
 from fedtail.engines.flower.processes import RESIDENTS
-from fedtail.engines.flower.records import Content, opened, sealed
+from fedtail.engines.flower.records import Content, sealed, unsealed
 from fedtail.engines.flower.scrubbing import PublicError, reply
 from fedtail.errors import FedtailError
 from fedtail.lock import locked
 
-TRIES = 3
+ATTEMPTS = 3
 """How often a message is handed over to a resident that ends before it has answered."""
-KEPT = "@states"
+STATE_GROUP = "@states"
 """The group of arrays, beside those of the message, that are states."""
 STATES = re.compile(r"\d+@\d+")
 """The records of Flower's context that hold the states of our clients (see `store`)."""
@@ -43,14 +43,14 @@ if child := os.fork():
     with open(os.path.join(sys.argv[1], "pid"), "w") as file:
         file.write(str(child))
     os._exit(0)
-from fedtail.engines.flower.resident import main
-main(*sys.argv[1:])
+from fedtail.engines.flower.resident import stay
+stay(*sys.argv[1:])
 """
 """A program that goes on as nobody's child, before it imports anything."""
 logger = logging.getLogger(__name__)
 
 
-class Unreachable(FedtailError):
+class NoResident(FedtailError):
     """There can be no resident here."""
 
 
@@ -68,7 +68,7 @@ def relayed(target: str, **given: str | None) -> ClientApp:
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        content = reply(lambda: passed_on(opened(message.content), context, target, given))
+        content = reply(lambda: passed_on(unsealed(message.content), context, target, given))
         return Message(sealed(content), reply_to=message)
 
     app.train()(answer)
@@ -81,9 +81,9 @@ def passed_on(content: Content, context: Context, target: str, given: dict[str, 
     if is_short_lived():
         try:
             return Resident(folder_of(context), os.getppid()).ask(content, context, target, given)
-        except Unreachable as error:
+        except NoResident as error:
             logger.warning("every message is answered by a new process, which is slow: %s", error)
-    return named(target)(content, context, **given)  # type: ignore[no-any-return]
+    return object_named(target)(content, context, **given)  # type: ignore[no-any-return]
 
 
 def is_short_lived() -> bool:
@@ -91,7 +91,7 @@ def is_short_lived() -> bool:
     return Path(sys.argv[0]).name == "flwr-clientapp" and os.name == "posix" and os.getppid() > 1
 
 
-def named(reference: str) -> Any:
+def object_named(reference: str) -> Any:
     """Return the object that ``"module:name"`` names."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
@@ -133,19 +133,19 @@ class Resident:
         groups, text = content
         job = {"run": context.run_id, "target": target, "given": given}
         head = {"job": job, "text": text, "context": plain(context)}
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS):
             try:
                 with self.reach() as link:
-                    send(link, head, {**groups, KEPT: states_of(context.state)})
-                    told, answer = receive(link)
-            except Unreachable:
+                    send_arrays(link, head, {**groups, STATE_GROUP: states_of(context.state)})
+                    told, answer = receive_arrays(link)
+            except NoResident:
                 raise
             except (OSError, EOFError, FedtailError):
                 continue  # it ended, and another one gives the same: that depends on the job alone
             if "text" in told:
-                put_states(context.state, answer.pop(KEPT))
+                put_states(context.state, answer.pop(STATE_GROUP))
                 return answer, told["text"]
-        raise PublicError(f"its resident process ended {TRIES} times before it had answered")
+        raise PublicError(f"its resident process ended {ATTEMPTS} times before it had answered")
 
     def reach(self) -> socket.socket:
         """Connect to it; if it does not listen, start it."""
@@ -167,7 +167,7 @@ class Resident:
             link.close()
             if isinstance(error, FileNotFoundError | ConnectionRefusedError):
                 raise
-            raise Unreachable(f"cannot connect to '{self.place}': {error}") from None
+            raise NoResident(f"cannot connect to '{self.place}': {error}") from None
         return link
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class Resident:
             try:
                 listener.bind(str(self.place))
             except OSError as error:
-                raise Unreachable(f"cannot listen at '{self.place}': {error}") from None
+                raise NoResident(f"cannot listen at '{self.place}': {error}") from None
             self.place.chmod(0o600)
             listener.listen()
             number = listener.fileno()
@@ -199,9 +199,9 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise Unreachable(f"cannot make the folder '{folder}': {error.strerror}") from None
+        raise NoResident(f"cannot make the folder '{folder}': {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise Unreachable(f"'{folder}' is not a folder that only its owner may look into")
+        raise NoResident(f"'{folder}' is not a folder that only its owner may look into")
 
 
 def plain(context: Context) -> dict[str, Any]:
@@ -214,13 +214,13 @@ def plain(context: Context) -> dict[str, Any]:
     }
 
 
-def states_of(records: RecordDict) -> Arrays:
+def states_of(records: RecordDict) -> NamedArrays:
     """Return the states of our clients that Flower keeps for the node."""
     held = {n: r["state"] for n, r in records.config_records.items() if STATES.fullmatch(n)}
     return {n: np.frombuffer(data, np.uint8) for n, data in held.items() if isinstance(data, bytes)}
 
 
-def put_states(records: RecordDict, states: Arrays) -> None:
+def put_states(records: RecordDict, states: NamedArrays) -> None:
     """Let Flower keep these states, and no others of our clients."""
     for name in [name for name in records.config_records if STATES.fullmatch(name)]:
         del records[name]

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 import psutil
 from flwr.app import Context, RecordDict
 
-from fedtail.engines.flower.link import Groups, receive, send
+from fedtail.engines.flower.link import ArrayGroups, receive_arrays, send_arrays
 from fedtail.engines.flower.processes import running
-from fedtail.engines.flower.relay import KEPT, named, put_states, states_of
+from fedtail.engines.flower.relay import STATE_GROUP, object_named, put_states, states_of
 from fedtail.engines.flower.scrubbing import reply
 from fedtail.errors import FedtailError
 from fedtail.lock import locked
@@ -65,7 +65,7 @@ def end(folder: Path) -> NoReturn:
     os._exit(0)
 
 
-def serve(listener: socket.socket, watch: Watch) -> None:
+def serve_node(listener: socket.socket, watch: Watch) -> None:
     """Answer messages until there is no more to do here."""
     job: Any = None
     listener.settimeout(IDLE)
@@ -76,28 +76,28 @@ def serve(listener: socket.socket, watch: Watch) -> None:
             return
         with link, suppress(OSError, EOFError):  # who asked may be gone at any time
             link.settimeout(None)
-            head, groups = receive(link)
+            head, groups = receive_arrays(link)
             if job not in (None, head["job"]):
-                send(link, {}, {})
+                send_arrays(link, {}, {})
                 return
             job, watch.asking = head["job"], link
-            answer = answered(head, groups)
+            answer = answer_request(head, groups)
             watch.asking = None
-            send(link, *answer)
+            send_arrays(link, *answer)
 
 
-def answered(head: dict[str, Any], groups: Groups) -> tuple[dict[str, str], Groups]:
+def answer_request(head: dict[str, Any], groups: ArrayGroups) -> tuple[dict[str, str], ArrayGroups]:
     """Return the answer to one message, and the states that Flower is to keep."""
     context = Context(state=RecordDict(), **head["context"])
-    put_states(context.state, groups.pop(KEPT))
+    put_states(context.state, groups.pop(STATE_GROUP))
     job = head["job"]
     answer, text = reply(
-        lambda: named(job["target"])((groups, head["text"]), context, **job["given"])
+        lambda: object_named(job["target"])((groups, head["text"]), context, **job["given"])
     )
-    return {"text": text}, {**answer, KEPT: states_of(context.state)}
+    return {"text": text}, {**answer, STATE_GROUP: states_of(context.state)}
 
 
-def main(place: str, node: str, number: str) -> None:
+def stay(place: str, node: str, number: str) -> None:
     """Be the resident of a node.
 
     Parameters
@@ -117,5 +117,5 @@ def main(place: str, node: str, number: str) -> None:
         end(folder)
     watch.start()
     with socket.socket(fileno=int(number)) as listener:
-        serve(listener, watch)
+        serve_node(listener, watch)
     end(folder)

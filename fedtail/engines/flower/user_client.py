@@ -21,9 +21,9 @@ from fedtail.data.federation import Federation
 from fedtail.data.formats.pairs import size_of, stacked
 from fedtail.data.held_out import held_out
 from fedtail.engines.flower.records import Content
-from fedtail.engines.flower.relay import named
+from fedtail.engines.flower.relay import object_named
 from fedtail.engines.flower.scrubbing import PublicError
-from fedtail.engines.flower.worker import Notes, answer_message, answered, introduction
+from fedtail.engines.flower.worker import Notes, answer_content, answer_message, introduction
 from fedtail.engines.runtime import Runtime
 from fedtail.errors import FedtailError
 from fedtail.methods import Method
@@ -66,7 +66,7 @@ def handle(
     )
 
 
-def answer(
+def answer_named(
     content: Content, context: Context, model: str, data: str, augment: str | None, device: str
 ) -> Content:
     """Return the answer of a client app whose parts are named.
@@ -77,20 +77,20 @@ def answer(
     node = (context.run_id, context.node_id, data)
 
     def local() -> Any:
-        return kept("data", node, lambda: named(data)(context))
+        return kept("data", node, lambda: object_named(data)(context))
 
     def place(notes: Notes) -> Runtime:
         told = {name: held for name, held in notes.items() if name not in ("jobs", "frames")}
         given = (model, augment, device, json.dumps(told, sort_keys=True))
-        changes = None if augment is None else named(augment)
+        changes = None if augment is None else object_named(augment)
         made: Runtime = kept(
             "place",
             (node, given),
-            lambda: runtime(notes, context, named(model), local(), changes, device),
+            lambda: runtime(notes, context, object_named(model), local(), changes, device),
         )
         return made
 
-    return answered(content, context, place, samples=lambda: size_of(local()))
+    return answer_content(content, context, place, samples=lambda: size_of(local()))
 
 
 _KEPT: dict[str, tuple[Any, Any]] = {}

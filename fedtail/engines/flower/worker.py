@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message
 
 from fedtail.engines.flower.bridge import from_content, to_content
-from fedtail.engines.flower.records import Content, opened, sealed
+from fedtail.engines.flower.records import Content, sealed, unsealed
 from fedtail.engines.flower.scrubbing import PublicError, complain, reply, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
 from fedtail.engines.runtime import Clock, Runtime, numerics
@@ -32,12 +32,14 @@ def answer_message(
     store: Store | None = None,
     samples: Callable[[], int] | None = None,
 ) -> Message:
-    """Answer one message of the server; the parameters are those of `answered`."""
-    answer = reply(lambda: answered(opened(message.content), context, runtime, store, samples))
+    """Answer one message of the server; the parameters are those of `answer_content`."""
+    answer = reply(
+        lambda: answer_content(unsealed(message.content), context, runtime, store, samples)
+    )
     return Message(sealed(answer), reply_to=message)
 
 
-def answered(
+def answer_content(
     content: Content,
     context: Context,
     runtime: Callable[[Notes], Runtime],

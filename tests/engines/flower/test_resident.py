@@ -24,9 +24,9 @@ from local_grid import LocalGrid
 from fedtail import FedtailError
 from fedtail.engines.flower import client_app, relay, resident
 from fedtail.engines.flower.bridge import to_records
-from fedtail.engines.flower.link import receive, send
+from fedtail.engines.flower.link import receive_arrays, send_arrays
 from fedtail.engines.flower.processes import alive, residents, residents_folder, stop
-from fedtail.engines.flower.relay import Resident, Unreachable, relayed
+from fedtail.engines.flower.relay import NoResident, Resident, relayed
 from fedtail.engines.flower.rpc import ask
 from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.wire import unpack
@@ -155,7 +155,7 @@ def test_it_ends_when_whoever_asked_is_gone(beside: Resident, tmp_path: Path) ->
     with beside.reach() as link:
         job = {"run": 1, "target": TARGET, "given": {"order": "o"}}
         words = {"job": job, "text": f"sleep {tmp_path / 'busy'}", "context": plain()}
-        send(link, words, {relay.KEPT: {}})
+        send_arrays(link, words, {relay.STATE_GROUP: {}})
         until((tmp_path / "busy").exists)
         assert alive(pid)
     until(lambda: not alive(pid), 5)
@@ -171,7 +171,7 @@ def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
-        resident.serve(listener, cast(Any, SimpleNamespace(asking=None)))
+        resident.serve_node(listener, cast(Any, SimpleNamespace(asking=None)))
 
 
 def test_states_in_flowers_context_come_and_go(beside: Resident) -> None:
@@ -196,17 +196,17 @@ def test_a_place_that_others_may_look_into_is_not_used(spoil: str, tmp_path: Pat
     else:
         folder = tmp_path / ("x" * 120)
     tmp_path.chmod(0o700)
-    with pytest.raises(Unreachable, match=r"only its owner|AF_UNIX path too long"):
+    with pytest.raises(NoResident, match=r"only its owner|AF_UNIX path too long"):
         asked(Resident(folder, os.getpid()))
 
 
 def test_what_is_sent_is_a_payload_of_the_wire() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        send(ours, {"text": "t"}, {"0/model": {"w": np.arange(3.0)}})
+        send_arrays(ours, {"text": "t"}, {"0/model": {"w": np.arange(3.0)}})
         data = theirs.recv(10_000)
-        send(ours, {"text": "t"}, {})
-        assert receive(theirs) == ({"text": "t"}, {})
+        send_arrays(ours, {"text": "t"}, {})
+        assert receive_arrays(theirs) == ({"text": "t"}, {})
     payload = unpack(data[8:])
     assert int.from_bytes(data[:8], "little") == len(data) - 8
     assert payload.scalars == {"text": "t", "names": [["0/model", ["w"]]]}
