@@ -25,8 +25,9 @@ def send_arrays(link: socket.socket, head: Mapping[str, Any], groups: ArrayGroup
     text = json.dumps({**head, "names": names}).encode()
     # Numbers for names: any name may stand in the JSON. None are no bytes, as in a payload.
     body = safetensors.numpy.save({str(n): a for n, a in enumerate(every)}) if every else b""
-    for part in (_eight(8 + len(text) + len(body)), _eight(len(text)), text, body):
-        link.sendall(part)
+    link.sendall(_eight(8 + len(text) + len(body)) + _eight(len(text)) + text)
+    if body:  # who has all that was said may be gone already
+        link.sendall(body)
 
 
 def receive_arrays(link: socket.socket) -> tuple[dict[str, Any], ArrayGroups]:

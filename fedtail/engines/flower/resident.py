@@ -52,16 +52,28 @@ class Watch(threading.Thread):
     def deserted(self) -> bool:
         """Whether who asked has gone."""
         asking = self.asking
-        with suppress(OSError):  # nothing to read, or no longer open
-            return asking is not None and not asking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        return False
+        if asking is None:
+            return False
+        try:
+            said = asking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # nothing to read, or no longer open
+            return False
+        return not said and asking is self.asking  # it may have got its answer meanwhile
+
+
+def leave(folder: Path) -> None:
+    """Take this process's folder away; the next message makes another one.
+
+    While it listens nobody else starts one there: what is removed is its own.
+    """
+    if folder.exists():
+        with suppress(FedtailError, OSError), locked(folder, wait=True):
+            shutil.rmtree(folder)
 
 
 def end(folder: Path) -> NoReturn:
     """Leave nothing behind, and end at once, whatever is being done."""
-    if folder.exists():
-        with suppress(FedtailError, OSError), locked(folder, wait=True):
-            shutil.rmtree(folder)
+    leave(folder)
     os._exit(0)
 
 
@@ -78,8 +90,10 @@ def serve_node(listener: socket.socket, watch: Watch) -> None:
             link.settimeout(None)
             head, groups = receive_arrays(link)
             if job not in (None, head["job"]):
-                send_arrays(link, {}, {})
-                return
+                leave(watch.folder)  # before whoever asked is told to start another one
+                with suppress(OSError):
+                    send_arrays(link, {}, {})
+                os._exit(0)
             job, watch.asking = head["job"], link
             answer = answer_request(head, groups)
             watch.asking = None
@@ -116,6 +130,5 @@ def stay(place: str, node: str, number: str) -> None:
     except psutil.NoSuchProcess:
         end(folder)
     watch.start()
-    with socket.socket(fileno=int(number)) as listener:
-        serve_node(listener, watch)
+    serve_node(socket.socket(fileno=int(number)), watch)
     end(folder)
