@@ -24,6 +24,7 @@ from fedtail.errors import FedtailError, suggestion
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
+from fedtail.models.trained import checked_choice
 from fedtail.privacy.config import Privacy
 
 # Where a description can only name what it was made from, and the key that says so.
@@ -47,6 +48,11 @@ class Experiment(Config):
     model: Any = Field(None, description="the network; by default one that fits the data")
     head: Literal["own", "cosine"] = Field(
         "own", description="the network's classifier: its own, or a cosine head in its place"
+    )
+    train: str = Field(
+        "all",
+        description="what is trained of the network: all, head, last:N (its last N blocks), or "
+        "names of parameters such as 'layer4.* fc.*'; the rest is frozen and never sent",
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(
@@ -129,6 +135,11 @@ class Experiment(Config):
         raise FedtailError(
             "a model is a registered name, an nn.Module or a function that makes one"
         )
+
+    @field_validator("train")
+    @classmethod
+    def _train(cls, value: str) -> str:
+        return checked_choice(value)
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError
 
+BINARY = getattr(os, "O_BINARY", 0)
 CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 """What file systems say that cannot sync (often folders only); a broken disk says otherwise."""
 
@@ -46,6 +47,18 @@ def append_line(path: Path, line: str, *, sync: bool = False) -> None:
     """Add a line to a file, and sync it if something is to count on it."""
     with _writing(path):
         _put(path, f"{line}\n", os.O_APPEND, sync)
+
+
+def write_after(path: Path, length: int, content: bytes) -> None:
+    """Add to the first bytes of a file, and sync it; what came after them is cut off."""
+    with _writing(path):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, 0o666)
+        try:
+            os.ftruncate(file, length)
+            os.lseek(file, length, os.SEEK_SET)
+            _put_into(file, content)
+        finally:
+            os.close(file)
 
 
 def make_folder(path: Path) -> None:
@@ -82,16 +95,19 @@ def sync_folder(path: Path) -> None:
 
 def _put(path: Path, content: bytes | str, how: int, sync: bool = True) -> None:
     """Write bytes to a file, and wait until the disk has them."""
-    data = memoryview(content.encode() if isinstance(content, str) else content)
-    flags = os.O_WRONLY | os.O_CREAT | how | getattr(os, "O_BINARY", 0)
-    file = os.open(path, flags, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | how | BINARY, 0o666)
     try:
-        while data:
-            data = data[os.write(file, data) :]
-        if sync:
-            _sync(file)
+        _put_into(file, content.encode() if isinstance(content, str) else content, sync)
     finally:
         os.close(file)
+
+
+def _put_into(file: int, content: bytes, sync: bool = True) -> None:
+    data = memoryview(content)
+    while data:
+        data = data[os.write(file, data) :]
+    if sync:
+        _sync(file)
 
 
 def _sync(file: int) -> None:

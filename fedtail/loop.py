@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedtail.callbacks import (
@@ -178,12 +179,24 @@ class Loop:
             for callback in self.callbacks:
                 callback.on_round(record)
             last = self.is_last(number) or "stopped" in record
-            states, best = dict(self.engine.states), self.choice.best
-            snapshot = Snapshot(number, state, states, record, best, last)
+            snapshot = self.snapshot(number, state, record, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
+
+    def snapshot(self, number: int, state: Any, record: Record, last: bool) -> Snapshot:
+        """Return what the next round starts from; clients' states are shown, not copied."""
+        states = self.engine.states
+        return Snapshot(
+            number,
+            state,
+            MappingProxyType(states),
+            record,
+            self.choice.best,
+            last,
+            changed=states.news(),
+        )
 
     def affords(self, number: int) -> bool:
         """Whether the privacy budget, if there is one, allows for this round."""
@@ -255,7 +268,7 @@ class Loop:
     def complain(self, number: int, ledger: Ledger, history: Sequence[Record]) -> None:
         """Warn of what went wrong in a round, and stop if too little went right."""
         messages = [
-            f"round {number}: client {self.scoring.name(d.client)} is left out: {d.reason}"
+            f"round {number}: {self.mention(d.client)} is left out: {d.reason}"
             for d in ledger.dropped
         ]
         if ledger.kept:
@@ -268,7 +281,7 @@ class Loop:
                 f"fewer than min_clients = {least}"
             )
         # Read from the records, so that a resumed run does not forget.
-        before = [not record["clients"] and bool(record["dropped"]) for record in history]
+        before = [not number_answered(record) and bool(record["dropped"]) for record in history]
         stop_if_empty([*before, ledger.kept], self.is_last(number), ledger.dropped)
 
     def is_last(self, number: int) -> bool:
@@ -303,12 +316,7 @@ class Loop:
             "bytes_up": sum(up for _, up in traffic),
             "bytes_down": sum(down for down, _ in traffic),
             "seconds": time.perf_counter() - began,
-            "clients": sorted(ledger.clients),
-            "dropped": [
-                {"client": d.client, **self.named(d.client), "reason": d.reason}
-                for d in ledger.dropped
-            ],
-            "traffic": {str(client): ledger.traffic[client] for client in sorted(ledger.traffic)},
+            **self.who(ledger),
             "method": dict(server.logged),
             **({} if self.budget is None else {"privacy": self.budget.record(number)}),
             **({"stopped": stopped} if stopped else {}),
@@ -328,6 +336,25 @@ class Loop:
         if self.choice.best is not None and self.setting.experiment.keep == "best":
             scores["kept"] = self.choice.best.round
         return found
+
+    def who(self, ledger: Ledger) -> dict[str, Any]:
+        """Return who took part, who was left out, and each one's traffic, if that may be known."""
+        if self.budget is not None and self.budget.hides:
+            dropped = [{"reason": d.reason} for d in ledger.dropped]
+            return {"clients": None, "answered": len(ledger.clients), "dropped": dropped}
+        return {
+            "clients": sorted(ledger.clients),
+            "dropped": [
+                {"client": d.client, **self.named(d.client), "reason": d.reason}
+                for d in ledger.dropped
+            ],
+            "traffic": {str(client): ledger.traffic[client] for client in sorted(ledger.traffic)},
+        }
+
+    def mention(self, client: ClientId) -> str:
+        """Return a client for a warning; where nobody may know who was asked, without its name."""
+        hidden = self.budget is not None and self.budget.hides
+        return "a client" if hidden else f"client {self.scoring.name(client)}"
 
     def named(self, client: ClientId) -> dict[str, str]:
         """Return a client's name for a record, where it is not its number."""
@@ -359,6 +386,11 @@ class Loop:
         path = None if self.folder is None else self.folder.path
         model = predictor_of(self.setting, network)
         return Result(history, tensors, network.module, model, state, path)
+
+
+def number_answered(record: Record) -> int:
+    """Return how many clients took part in a round."""
+    return int(record["answered"]) if record["clients"] is None else len(record["clients"])
 
 
 def pay(after: Ledger, ledger: Ledger | None, validation: dict[str, Any] | None) -> None:

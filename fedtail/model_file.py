@@ -58,6 +58,8 @@ class ModelFile:
         The names of the classes, and how many training samples all clients hold of each.
     plugins
         Files and modules that know the model or the method.
+    train
+        What was trained of the network, as in the experiment: a method may split it there.
     """
 
     model: Mapping[str, Any]
@@ -76,6 +78,7 @@ class ModelFile:
     classes: tuple[str, ...]
     counts: tuple[int, ...]
     plugins: tuple[str, ...] = ()
+    train: str = "all"
 
     @classmethod
     def of(cls, setting: Setting) -> ModelFile:
@@ -105,6 +108,7 @@ class ModelFile:
             classes=dataset.classes,
             counts=setting.class_counts,
             plugins=tuple(experiment.plugins),
+            train=experiment.train,
         )
 
     def to_json(self) -> str:
@@ -149,6 +153,7 @@ def network_of(
     from fedtail.methods import Method
     from fedtail.models import SplitModel, made, with_cosine_heads
     from fedtail.models.split_model import load_tested
+    from fedtail.models.trained import with_trained
     from fedtail.rng import contained
 
     model: Any = network
@@ -173,7 +178,7 @@ def network_of(
         built = base
         if file.method is not None:
             method: Method[Any] = Method.model_validate(file.method)
-            built = method.build_model(base)
+            built = method.build_model(with_trained(base, file.train))
     try:
         return load_tested(tensors, built, base)
     except FedtailError as error:

@@ -20,6 +20,7 @@ from fedtail.rng import numpy_generator, torch_generator
 if TYPE_CHECKING:
     from fedtail.data.federation import ClientData, ServerData
     from fedtail.models.split_model import SplitModel
+    from fedtail.privacy.cohorts import Cohorts
     from fedtail.reduce import Reduced
 
 ClientId = int
@@ -105,6 +106,8 @@ class Server:
         The one resident model of the server; its weights are scratch.
     data
         Samples that no client holds, for the methods that need them.
+    cohorts
+        Who draws the clients of a private run.
     """
 
     round: int
@@ -117,6 +120,7 @@ class Server:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     data: ServerData | None = None
     logged: dict[str, Scalar] = field(default_factory=dict)
+    cohorts: Cohorts | None = None
 
     def cohort(
         self,
@@ -124,7 +128,12 @@ class Server:
         among: Sequence[ClientId] | None = None,
         purpose: str = "cohort",
     ) -> list[ClientId]:
-        """Draw distinct clients, in ascending order; the draw depends on seed and round only."""
+        """Draw distinct clients, in ascending order; the draw depends on seed and round only.
+
+        In a private run the round's own cohort is drawn so that nobody can know it.
+        """
+        if self.cohorts is not None and size is None and among is None and self.round:
+            return self.cohorts.asked(self.round)
         pool = self.clients if among is None else among
         size = min(self.per_round if size is None else size, len(pool))
         chosen = self.rng(purpose).choice(len(pool), size=size, replace=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,7 +111,7 @@ class Scoring:
         owners, split = self.setting.federation.test_owner, self.setting.split
         if owners is None:
             return False
-        return not set(owners.tolist()).isdisjoint(split.owners[: len(split)])
+        return bool(np.isin(split.owners[: len(split)], owners.numpy()).any())
 
     def personal(self, tasks: Sequence[Task], server: Server) -> list[dict[str, Any]]:
         """Score the models that clients answer with; only a few are in memory at a time."""
@@ -138,7 +139,7 @@ class Scoring:
             return self.engine.evaluate(model)
         federation, classes = self.setting.federation, self.setting.dataset.num_classes
         tested = self.setting.runtime().load_tested(model)
-        positions = federation.tested_by(self.setting.split.owners[update.client])
+        positions = federation.tested_by(int(self.setting.split.owners[update.client]))
         found = Evaluation.empty(classes)
         with torch.inference_mode():
             for part in torch.split(positions, TEST_BATCH):
@@ -164,13 +165,9 @@ class Scoring:
     @contextmanager
     def forgotten(self, server: Server, phase: Phase) -> Iterator[None]:
         """Let clients forget what they are asked to do in this block."""
-        states = dict(self.engine.states)
         self.engine.begin(server.round, phase)
-        try:
+        with self.engine.states.forgotten():
             yield
-        finally:
-            self.engine.states.clear()
-            self.engine.states.update(states)
 
 
 def never_validated(setting: Setting) -> list[str]:

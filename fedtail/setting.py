@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +15,7 @@ from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import Natural
+from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
 from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
@@ -23,6 +25,8 @@ from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
 from fedtail.models.split_model import SplitModel
+from fedtail.models.trained import with_trained
+from fedtail.privacy.cohorts import Cohorts
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
@@ -58,6 +62,17 @@ class Setting:
     def cohort(self) -> int:
         """How many clients a round has."""
         return min(self.experiment.per_round or len(self.federation), len(self.federation))
+
+    @cached_property
+    def cohorts(self) -> Cohorts | None:
+        """Who draws the clients of a round in a private run; none if all are asked, or openly."""
+        privacy, clients = self.experiment.privacy, len(self.federation)
+        if not privacy.on or self.cohort == clients:
+            return None
+        # In the local model who is asked is no secret, and the noise is planned for just these.
+        open_draw = privacy.simulated or privacy.model == "local"
+        seed = self.experiment.seed if open_draw else None
+        return Cohorts(clients, self.cohort, privacy.sampling == "poisson", seed)
 
     @property
     def min_clients(self) -> int:
@@ -107,11 +122,16 @@ class Setting:
         return said
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of the data and the split: a run is resumed on the same ones."""
+        """Return the SHA-256 of the data and the split: a run is resumed on the same ones.
+
+        Of a model that is frozen in part, that part too: a checkpoint does not hold it.
+        """
         sets = {"training set": self.dataset.train, "test set": self.dataset.test}
+        frozen = self.base.whole({})
         return {
             **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
             "split": self.split.digest,
+            **({"frozen part of the model": digest(frozen)} if frozen else {}),
         }
 
     def server(self, round: int) -> Server:
@@ -127,6 +147,7 @@ class Setting:
             seed=self.experiment.seed,
             device=self.device,
             data=self.federation.server_data(self.split.server),
+            cohorts=self.cohorts,
         )
 
     def runtime(self, client_side: ClientSide | None = None) -> Runtime:
@@ -220,14 +241,14 @@ def check_server_data(experiment: Experiment, split: Split) -> None:
         )
 
 
-def in_one_place(split: Split) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def in_one_place(split: Split) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
     """Return the split as one client with all samples would have it, and what it holds out.
 
     Clients that are held out whole stay clients.
     """
     trained, held = len(split), split.held_out
     own = [np.sort(np.concatenate(held[:trained]))] if held else []
-    return [np.sort(np.concatenate(split.parts))], [*own, *held[trained:]]
+    return [np.sort(Parts.of(split.parts).order)], [*own, *held[trained:]]
 
 
 def trial_batches(dataset: Dataset) -> list[Tensor]:
@@ -266,6 +287,7 @@ def prepare(experiment: Experiment) -> Setting:
         if experiment.head == "cosine":
             base = with_cosine_heads(base)
             base.check(taken, dataset.num_classes)
+        base = with_trained(base, experiment.train)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
     for network in (base, model):

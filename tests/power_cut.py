@@ -33,6 +33,7 @@ class Recorder:
         self.events: list[Event] = []
         self._open: dict[int, str] = {}
         self._real = {name: getattr(os, name) for name in ("open", "write", "fsync", "close")}
+        self._real["ftruncate"] = os.ftruncate
         self._real |= {name: getattr(os, name) for name in ("replace", "unlink", "mkdir", "rmdir")}
         for name in self._real:
             patch.setattr(os, name, getattr(self, name))
@@ -60,6 +61,11 @@ class Recorder:
         if file in self._open:
             self.events.append(("write", self._open[file], bytes(data)[:written]))
         return written
+
+    def ftruncate(self, file: int, length: int) -> None:
+        self._real["ftruncate"](file, length)
+        if file in self._open:
+            self.events.append(("cut", self._open[file], length))
 
     def fsync(self, file: int) -> None:
         self._real["fsync"](file)
@@ -108,6 +114,12 @@ class Model:
     durable: dict[str, Inode] = field(default_factory=dict)  # as a power cut leaves them
     pending: list[tuple[str, Event]] = field(default_factory=list)  # by folder, not yet synced
 
+    @classmethod
+    def of(cls, disk: Disk) -> Model:
+        """Return one that holds this, all of it synced."""
+        inodes = {n: Inode(c or b"", c or b"", folder=c is None) for n, c in disk.items()}
+        return cls(dict(inodes), dict(inodes))
+
     def apply(self, event: Event) -> None:
         """Do what was recorded."""
         kind, name, *rest = event
@@ -115,6 +127,8 @@ class Model:
             self.names[name].content += rest[0]
         elif kind == "empty":
             self.names[name].content = b""
+        elif kind == "cut":
+            self.names[name].content = self.names[name].content[: rest[0]]
         elif kind == "sync" and name in self.names and not self.names[name].folder:
             self.names[name].synced = self.names[name].content
         elif kind == "sync":

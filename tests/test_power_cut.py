@@ -15,6 +15,7 @@ from fedtail.callbacks import RunInfo
 from fedtail.folder import RunFolder
 
 MANIFEST = "run/checkpoint/manifest-"
+JOURNAL = "run/checkpoint/clients.jsonl"
 
 
 class Listening(Callback):
@@ -41,9 +42,17 @@ def scores(folder: Path) -> list[dict[str, Any]]:
     return [{key: r[key] for key in r if key != "seconds"} for r in records]
 
 
-def power_cuts(events: list[Any]) -> list[tuple[Disk, int]]:
-    """Return every different disk that a power cut may leave, and the round it must go on from."""
-    model, saved = Model(), 0
+def power_cuts(events: list[Any], start: Disk | None = None) -> list[tuple[Disk, int]]:
+    """Return every different disk that a power cut may leave, and the round it must go on from.
+
+    Parameters
+    ----------
+    events
+        What was done to files.
+    start
+        The disk before that, if it was not empty, with one round saved.
+    """
+    model, saved = Model.of(start or {}), 1 if start else 0
     found: dict[tuple[Any, ...], tuple[Disk, int]] = {}
     for event in [("sync", "."), *events]:
         model.apply(event)
@@ -56,32 +65,64 @@ def power_cuts(events: list[Any]) -> list[tuple[Disk, int]]:
     return list(found.values())
 
 
-def test_a_power_cut_at_any_instant_loses_no_saved_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Prepare: one run, and every disk that a power cut in it may leave.
-    (tmp_path / "whole").mkdir()
-    with monkeypatch.context() as patch:
-        recorder = Recorder(tmp_path / "whole", patch)
-        whole = run(described(), out=tmp_path / "whole" / "run")
-    model = Model()
-    for event in recorder.events:
-        model.apply(event)
-    assert model.now() == read_in(tmp_path / "whole"), "something was written past the recorder"
-    cuts = power_cuts(recorder.events)
-    assert {saved for _, saved in cuts} == {0, 1, 2, 3}
+def recorded(folder: Path, patch: pytest.MonkeyPatch, resume: bool = False) -> tuple[Any, Any]:
+    """Run in a folder, and return the result with everything that was done to files."""
+    with patch.context() as patched:
+        recorder = Recorder(folder, patched)
+        return run(described(), out=folder / "run", resume=resume), recorder.events
 
+
+def must_go_on(cuts: list[tuple[Disk, int]], whole: Path, digest: str) -> None:
     for number, (disk, saved) in enumerate(cuts):
         # Execute
-        root, heard = tmp_path / str(number), Listening()
+        root, heard = whole.parent / str(number), Listening()
         root.mkdir()
         lay_out(disk, root)
         begun = RunFolder(root / "run").experiment.exists()
         result = run(described(), out=root / "run", resume=begun, callbacks=[heard])
 
         # Assert
-        assert result.digest == whole.digest
-        assert scores(root / "run") == scores(tmp_path / "whole" / "run")
+        assert result.digest == digest
+        assert scores(root / "run") == scores(whole / "run")
         assert heard.done >= saved
         assert [w for w in heard.warnings if "starts again" not in w] == []
         assert not heard.warnings or not heard.done
+
+
+def test_a_power_cut_at_any_instant_loses_no_saved_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Prepare: one run, and every disk that a power cut in it may leave.
+    (tmp_path / "whole").mkdir()
+    whole, events = recorded(tmp_path / "whole", monkeypatch)
+    model = Model()
+    for event in events:
+        model.apply(event)
+    assert model.now() == read_in(tmp_path / "whole"), "something was written past the recorder"
+    cuts = power_cuts(events)
+    assert {saved for _, saved in cuts} == {0, 1, 2, 3}
+    must_go_on(cuts, tmp_path / "whole", whole.digest)
+
+
+def test_a_second_power_cut_in_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Prepare: a first cut between the line of the clients' states of round 2 and the manifest, so
+    # that the resumed run cuts the line off and writes it again.
+    (tmp_path / "whole").mkdir()
+    whole, events = recorded(tmp_path / "whole", monkeypatch)
+    first = next(
+        disk
+        for disk, _ in power_cuts(events)
+        if (disk.get(JOURNAL) or b"").count(b"\n") == 2 and f"{MANIFEST}000002.json" not in disk
+    )
+    assert f"{MANIFEST}000001.json" in first
+    lay_out(first, tmp_path / "cut")
+    _, events = recorded(tmp_path / "cut", monkeypatch, resume=True)
+    ((_, _, length), *_) = [event for event in events if event[:2] == ("cut", JOURNAL)]
+    assert length == (first[JOURNAL] or b"").index(b"\n") + 1
+
+    # Execute, assert
+    cuts = power_cuts(events, first)
+    assert {saved for _, saved in cuts} == {1, 2, 3}
+    must_go_on(cuts, tmp_path / "whole", whole.digest)

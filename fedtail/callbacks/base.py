@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,14 @@ class Snapshot:
 
     Attributes
     ----------
+    client_states
+        What clients remember now: it changes as the run goes on.
     best
         The best validated round so far, if rounds are validated.
     last
         Whether the run ends here.
+    changed
+        Whose state is newer than the snapshot before; none: everybody's.
     """
 
     round: int
@@ -80,6 +84,12 @@ class Snapshot:
     record: Mapping[str, Any] = field(default_factory=dict)
     best: Best | None = None
     last: bool = False
+    changed: Collection[int] | None = None
+
+    @property
+    def news(self) -> Collection[int]:
+        """Whose state is newer than the snapshot before."""
+        return self.client_states.keys() if self.changed is None else self.changed
 
 
 Record = Mapping[str, Any]

@@ -3,14 +3,15 @@
 ``checkpoint/manifest-ROUND.json`` names the files that belong together, with the SHA-256 of each
 and of itself. It is written last and in one step, so the files it names are always whole. The
 newest two are kept: if a disk damages one, the run goes on from the other. Files that neither names
-are left-overs. A client's state is written only when it changed.
+are left-overs. What clients remember is in packs (`client_packs`), and a state is written only when
+it changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,18 @@ from typing import Any
 from torch import Tensor
 
 from fedtail.callbacks.base import Best, Callback, Snapshot
+from fedtail.callbacks.client_packs import ClientPacks, DamagedCheckpoint, read_checked
 from fedtail.callbacks.jsonl import json_ready
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.state import flatten, restore
-from fedtail.tensors import pack_tensors, unpack_tensors
+from fedtail.tensors import pack_tensors
 from fedtail.version import __version__
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 KEPT = 2
 """How many checkpoints are kept."""
-WRITERS = 16
-"""How many files are written at once: their syncs together cost little more than one."""
 Entry = dict[str, str]  # {"file": name, "sha256": ...}
-
-
-class DamagedCheckpoint(FedtailError):
-    """A checkpoint that is not what was written."""
 
 
 class Checkpoint(Callback):
@@ -58,11 +54,14 @@ class Checkpoint(Callback):
         self.every = every
         self.damage: list[str] = []
         self._best: tuple[Mapping[str, Tensor], Entry] | None = None
-        self._clients: dict[int, tuple[Mapping[str, Tensor], Entry]] = {}
-        self._kept: list[set[str]] = []  # the files of each checkpoint, the newest last
+        self._packs = ClientPacks(folder)
+        self._news: set[int] = set()  # whose states are newer than the last checkpoint
+        self._kept: list[set[str]] = []  # the files of each checkpoint but packs, the newest last
+        self._tidied = False
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Save, if it is time to."""
+        self._news.update(snapshot.news)
         if snapshot.round % self.every == 0 or snapshot.last:
             self.save(snapshot)
 
@@ -70,16 +69,11 @@ class Checkpoint(Callback):
         """Write the new files, then the manifest, then remove what no manifest names."""
         make_folder(self.folder)
         tree, tensors = flatten(snapshot.state)
-        new = {
-            client: state
-            for client, state in snapshot.client_states.items()
-            if client not in self._clients or self._clients[client][0] is not state
-        }
-        owners = ("server", *(f"client-{client}" for client in new))
-        names = [f"{owner}-{snapshot.round:06d}" for owner in owners]
-        with ThreadPoolExecutor(WRITERS) as pool:
-            server, *entries = pool.map(self._write, names, (tensors, *new.values()))
-        self._clients |= {c: (new[c], entry) for c, entry in zip(new, entries, strict=True)}
+        doomed, news = self._packs.doomed, self._news.union(snapshot.news)
+        with ThreadPoolExecutor(1) as pool:  # two syncs at once cost little more than one
+            writing = pool.submit(self._write, f"server-{snapshot.round:06d}", tensors)
+            clients = self._packs.save(snapshot.round, snapshot.client_states, news)
+            server = writing.result()
         best = self._saved_best(snapshot.best)
         sync_folder(self.folder)
         manifest = {
@@ -90,12 +84,13 @@ class Checkpoint(Callback):
             "state": tree,
             "server": server,
             "best": best,
-            "clients": {str(client): entry for client, (_, entry) in self._clients.items()},
+            "clients": clients,
         }
         name = f"manifest-{snapshot.round:06d}.json"
         write_atomic(self.folder / name, json.dumps({**manifest, "sha256": _digest(manifest)}))
-        self._kept = [*self._kept, {name, *_files(manifest)}][-KEPT:]
-        self._tidy(set().union(*self._kept))
+        self._news = set()
+        self._kept.append({name, *_files(manifest)})
+        self._tidy(doomed)
 
     def _saved_best(self, best: Best | None) -> dict[str, Any] | None:
         """Write the best model, if it is a new one, and return what the manifest says of it."""
@@ -119,7 +114,7 @@ class Checkpoint(Callback):
             except DamagedCheckpoint as error:
                 self.damage.append(str(error))
                 continue
-            self._kept = [files for kept in manifests[at : at + KEPT][::-1] for files in _of(kept)]
+            self._keep(manifests[at : at + KEPT])
             return found
         if self.damage:
             raise FedtailError(
@@ -140,13 +135,13 @@ class Checkpoint(Callback):
         manifest = _manifest(path)
         try:
             state = restore(kind, manifest["state"], self._read(manifest["server"]))
-            entries = {int(client): entry for client, entry in manifest["clients"].items()}
-            states = {client: self._read(entry) for client, entry in entries.items()}
+            packs = ClientPacks.replayed(self.folder, manifest["clients"])
+            states = packs.read()
             done, record = int(manifest["round"]), dict(manifest["record"])
             best = self._restored_best(manifest.get("best"))
         except (KeyError, TypeError, AttributeError):
             raise DamagedCheckpoint(f"the checkpoint '{path}' does not describe this run") from None
-        self._clients = {client: (states[client], entry) for client, entry in entries.items()}
+        self._packs = packs
         return Snapshot(done, state, states, record, best)
 
     def _restored_best(self, saved: Mapping[str, Any] | None) -> Best | None:
@@ -163,37 +158,43 @@ class Checkpoint(Callback):
         return {"file": f"{name}.safetensors", "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: Entry) -> dict[str, Tensor]:
-        path = self.folder / entry["file"]
-        try:
-            data = path.read_bytes()
-        except OSError:
-            data = None
-        if data is None or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise DamagedCheckpoint(
-                f"the checkpoint file '{path}' is missing, truncated or changed"
-            )
-        return unpack_tensors(data, str(path))
+        return read_checked(self.folder / entry["file"], entry["sha256"])
 
-    def _tidy(self, named: set[str]) -> None:
-        """Remove files of earlier rounds, and half-written ones that a kill left."""
-        for pattern in ("*.safetensors", "manifest*.json", ".*.tmp"):
-            for path in self.folder.glob(pattern):
-                if path.name not in named:
-                    remove(path)
+    def _keep(self, manifests: Sequence[Path]) -> None:
+        """Keep what these name, the newest of which was loaded; a damaged one names nothing."""
+        self._kept = []
+        for path in reversed(manifests):
+            try:
+                manifest = _manifest(path)
+                packs = ClientPacks.replayed(self.folder, manifest["clients"])
+            except FedtailError:
+                continue
+            self._kept.append({path.name, *_files(manifest)})
+            self._packs.doomed |= packs.files - self._packs.files
+
+    def _tidy(self, doomed: set[str]) -> None:
+        """Remove files of earlier rounds; the first time half-written ones, too, and strays.
+
+        Parameters
+        ----------
+        doomed
+            Packs that the last two manifests do not name, but the one before them.
+        """
+        gone, self._kept = self._kept[:-KEPT], self._kept[-KEPT:]
+        named = set().union(*self._kept)
+        useless = doomed.union(*gone) - named
+        if not self._tidied:
+            named |= self._packs.files | self._packs.doomed
+            strays = ("*.safetensors", "manifest*.json", ".*.tmp")
+            useless = {p.name for stray in strays for p in self.folder.glob(stray)} - named
+            self._tidied = True
+        for name in sorted(useless):
+            remove(self.folder / name)
 
 
 def _files(manifest: Mapping[str, Any]) -> set[str]:
     best = manifest.get("best")
-    entries = [manifest["server"], *manifest["clients"].values(), *([best] if best else [])]
-    return {entry["file"] for entry in entries}
-
-
-def _of(path: Path) -> list[set[str]]:
-    """Return what a manifest names, itself included, in a list that is empty if it is damaged."""
-    try:
-        return [{path.name, *_files(_manifest(path))}]
-    except FedtailError:
-        return []
+    return {entry["file"] for entry in (manifest["server"], *([best] if best else []))}
 
 
 def _manifest(path: Path) -> dict[str, Any]:

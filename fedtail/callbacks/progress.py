@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -180,6 +181,8 @@ def ending(shipped: Record, last: Record, score: str) -> list[str]:
     if "kept" in (last.get("validation") or {}):
         value = shipped["validation"][score]
         lines.append(f"round {shipped['round']} is shipped: validation {score} {value:.4f}")
+    if last.get("privacy"):
+        lines.append(promised(last["privacy"]))
     spread = (shipped.get("clients_test") or {}).get("spread")
     if spread:
         least, _, median, _, greatest = spread
@@ -214,7 +217,22 @@ def _validated(record: Record, score: str) -> str:
 def _budget(record: Record) -> str:
     """Return what of the privacy budget is spent, if there is one."""
     spent = record.get("privacy")
-    return f"epsilon {spent['epsilon']:.3g} of {spent['budget']:g}" if spent else ""
+    if not spent:
+        return ""
+    simulated = " (simulated)" if spent["simulated"] else ""
+    return f"epsilon {spent['epsilon']:.3g} of {spent['budget']:g}{simulated}"
+
+
+def promised(spent: Mapping[str, Any]) -> str:
+    """Return what a run promises its clients, in a line."""
+    told = {"replace": "whose data are replaced", "remove": "who is left out"}
+    line = (
+        f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g} for a client "
+        f"{told[spent['neighbours']]}; {spent['epsilon_if_known']:.3g} towards whoever knows who "
+        "was asked, as the server does"
+    )
+    simulated = " (simulated: the noise follows from the seed and protects nobody)"
+    return line + (simulated if spent["simulated"] else "")
 
 
 def _from(done: int) -> str:

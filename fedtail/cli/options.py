@@ -54,6 +54,7 @@ FLAGS = {
     "model": Flag(
         "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
     ),
+    "train": Flag("train", str, "WHAT", EXPERIMENT),
     "imbalance": Flag(
         "tail.imbalance", float, "RATIO", DATA, "cut a long tail: largest class over smallest class"
     ),

@@ -22,6 +22,7 @@ fedtail split --data mine.npz --partition natural --png split.png
 @with_flags(
     "method",
     "model",
+    "train",
     "rounds",
     "epochs",
     "batch_size",

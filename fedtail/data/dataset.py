@@ -194,7 +194,7 @@ def checked_labels(y: np.ndarray | Tensor, num_classes: int | None, where: str) 
         raise FedtailError(
             f"{where}: label {labels.max():g} is too large (allowed: below {MOST_CLASSES})"
         )
-    return torch.from_numpy(labels.astype(np.int64))
+    return torch.from_numpy(np.require(labels, np.int64, ["C", "W"]))
 
 
 def must_be_inputs(x: np.ndarray | Tensor, where: str) -> None:

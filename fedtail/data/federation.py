@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
+from fedtail.data.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,8 @@ class Federation:
 
 def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """Return the positions of all clients in one array, and where each one's begin."""
-    order = np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
-    offsets = [0, *np.cumsum([len(part) for part in parts])]
-    return torch.from_numpy(order), torch.tensor(offsets, dtype=torch.int64)
+    whole = Parts.of(parts)
+    return torch.from_numpy(whole.order), torch.from_numpy(whole.offsets)
 
 
 def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:

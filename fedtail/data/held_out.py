@@ -49,7 +49,7 @@ def held_out_clients(clients: int, share: float, rng: np.random.Generator) -> np
 
 def hold_out(
     labels: np.ndarray, parts: Sequence[np.ndarray], validation: Validation, seed: int
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray], np.ndarray]:
     """Hold samples or clients out of a split.
 
     Parameters
@@ -70,7 +70,7 @@ def hold_out(
     """
     order = np.arange(len(parts))
     if not validation.share:
-        return list(parts), [], order
+        return parts, [], order
     if validation.by == "sample":
         where = [held_out(labels[part], validation.share, seed, k) for k, part in enumerate(parts)]
         pairs = list(zip(parts, where, strict=True))

@@ -6,7 +6,7 @@ memory, and give the clients that `make_split` gives for the same labels and see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -94,7 +94,7 @@ class _Scheme:
         self.owner = owner
 
     @cached_property
-    def parts(self) -> list[np.ndarray]:
+    def parts(self) -> Sequence[np.ndarray]:
         """For each client the positions of its samples."""
         labels = _labels(self.dataset, self.label, self.owner)
         clients = self.partition.all_clients(labels) if self.clients is None else self.clients

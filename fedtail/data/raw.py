@@ -173,14 +173,15 @@ def _are_names(labels: np.ndarray) -> bool:
 
 def _tell_gaps(where: str, *labels: Tensor) -> None:
     """Warn of numbers below the largest label that no sample has: each becomes a class."""
-    found = torch.unique(torch.cat(labels))
-    absent = np.setdiff1d(np.arange(int(found[-1]) + 1), found.numpy()).tolist()
+    most = 1 + max(int(y.max()) for y in labels)
+    counts = sum(torch.bincount(y, minlength=most) for y in labels)
+    absent = np.flatnonzero(np.asarray(counts) == 0).tolist()
     if absent:
         logger.warning(
             "%s: labels go up to %s, but no sample has %s: these are classes without samples; "
             "number labels from 0 without gaps, or give them as names",
             where,
-            int(found[-1]),
+            most - 1,
             some(absent),
         )
 
@@ -360,9 +361,8 @@ def _clients(raw: Raw, where: str) -> tuple[np.ndarray | None, np.ndarray | None
     if raw.client_test is not None and raw.y_test is not None:
         test = _owners(raw.client_test, len(raw.y_test), f"{where}, client_test")
         ids = np.concatenate([ids, np.setdiff1d(test, ids)])
-    number = {value: k for k, value in enumerate(ids.tolist())}
     names = _client_names(ids, raw.clients, where)
-    return _renumbered(train, number), None if test is None else _renumbered(test, number), names
+    return _renumbered(train, ids), None if test is None else _renumbered(test, ids), names
 
 
 def _owners(values: Sequence[str] | Array, length: int, where: str) -> np.ndarray:
@@ -378,7 +378,7 @@ def _client_names(
     ids: np.ndarray, names: Sequence[str] | np.ndarray | None, where: str
 ) -> tuple[str, ...]:
     if names is None or ids.dtype.kind not in "ui":
-        return tuple(str(value) for value in ids)
+        return tuple(map(str, ids.tolist()))
     known = _names(names, f"{where}, clients") or []
     odd = next((value for value in ids.tolist() if not 0 <= value < len(known)), None)
     if odd is not None:
@@ -386,6 +386,10 @@ def _client_names(
     return tuple(known[value] for value in ids)
 
 
-def _renumbered(owners: np.ndarray, number: dict[object, int]) -> np.ndarray:
-    ids, inverse = np.unique(owners, return_inverse=True)
-    return np.array([number[value] for value in ids.tolist()], np.int64)[inverse]
+def _renumbered(owners: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the place of each owner among the ids."""
+    if ids.dtype.kind in "ui" and np.array_equal(ids, np.arange(len(ids))):
+        return owners.astype(np.int64, copy=False)
+    order = np.argsort(ids, kind="stable")
+    number: np.ndarray = order[np.searchsorted(ids, owners, sorter=order)]
+    return number

@@ -24,6 +24,7 @@ from fedtail.data.held_out import Validation, hold_out
 from fedtail.data.longtail import Tail
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.partitions.natural import Natural
+from fedtail.data.parts import Parts
 from fedtail.data.plot import count_table
 from fedtail.data.statistics import Statistics, class_table, statistics
 from fedtail.errors import FedtailError, sentence
@@ -31,7 +32,7 @@ from fedtail.rng import numpy_generator
 
 SPLIT_FORMAT = 1
 TABLE_CELLS = 1_000_000
-"""Beyond this many clients times classes the file leaves the table out: it can be rebuilt."""
+"""Beyond this many clients times classes the file leaves table and names out: it can be rebuilt."""
 
 
 class SplitRecipe(Config):
@@ -78,10 +79,10 @@ class Split:
     labels: np.ndarray = field(repr=False)
     num_classes: int
     kept: np.ndarray = field(repr=False)
-    parts: list[np.ndarray] = field(repr=False)
+    parts: Sequence[np.ndarray] = field(repr=False)
     server: np.ndarray = field(repr=False)
-    held_out: list[np.ndarray] = field(default_factory=list, repr=False)
-    owners: tuple[int, ...] = field(default=(), repr=False)
+    held_out: Sequence[np.ndarray] = field(default=(), repr=False)
+    owners: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -99,17 +100,18 @@ class Split:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the positions of all clients, those of the server, and what is held out."""
-        held = [_offsets(self.held_out), *self.held_out] if self.held_out else []
+        parts, held = Parts.of(self.parts), Parts.of(self.held_out)
+        apart = [held.offsets, held.order] if self.held_out else []
         hashed = hashlib.sha256()
-        for array in (_offsets(self.parts), *self.parts, self.server, *held):
-            hashed.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        for array in (parts.offsets, parts.order, self.server, *apart):
+            hashed.update(np.ascontiguousarray(array, dtype="<i8").data)
         return hashed.hexdigest()
 
     @cached_property
     def held_counts(self) -> np.ndarray:
         """How many samples of each class are held out, all clients together."""
-        positions = np.concatenate([np.empty(0, np.int64), *self.held_out])
-        return np.bincount(self.labels[positions], minlength=self.num_classes)
+        held = self.labels[Parts.of(self.held_out).order]
+        return np.bincount(held, minlength=self.num_classes)
 
     def names(self, natural: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the names of all clients: those of the natural clients, or their numbers.
@@ -119,8 +121,8 @@ class Split:
         natural
             The names of the data's natural clients.
         """
-        if self.owners and natural:
-            return tuple(natural[owner] for owner in self.owners)
+        if len(self.owners) and natural:
+            return tuple(natural[owner] for owner in self.owners.tolist())
         return tuple(str(k) for k in range(max(len(self.parts), len(self.held_out))))
 
     def to_json(self, natural: Sequence[str] = ()) -> str:
@@ -140,7 +142,7 @@ class Split:
             "class_counts": self.statistics.class_counts.tolist(),
             "server_samples": len(self.server),
             "held_out_counts": self.held_counts.tolist() if self.held_out else None,
-            "clients": self.names(natural) if self.owners and natural else None,
+            "clients": self.names(natural) if rows and len(self.owners) and natural else None,
             "counts": rows,
         }
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
@@ -234,19 +236,16 @@ def from_recipe(
     whole = Labels(y, num_classes, owner)
     kept = recipe.tail.keep(whole, numpy_generator(recipe.seed, "tail"))
     server = _server_positions(whole, kept, recipe)
-    kept = np.setdiff1d(kept, server, assume_unique=True)
+    kept = np.setdiff1d(kept, server, assume_unique=True) if len(server) else kept
     left = Labels(y[kept], num_classes, None if owner is None else owner[kept])
     clients = recipe.clients or recipe.partition.all_clients(left)
     drawn = recipe.partition.split(left, clients, numpy_generator(recipe.seed, "partition"))
-    whole_parts = [kept[part] for part in drawn]
+    whole_parts = Parts.of(drawn).within(kept)
     parts, held, order = hold_out(y, whole_parts, recipe.validation, recipe.seed)
-    natural = owner if isinstance(recipe.partition, Natural) else None
-    owners = () if natural is None else tuple(int(natural[whole_parts[k][0]]) for k in order)
+    if owner is None or not isinstance(recipe.partition, Natural):
+        return Split(recipe, y, num_classes, kept, parts, server, held)
+    owners = owner[whole_parts.order[whole_parts.offsets[:-1]]][order]
     return Split(recipe, y, num_classes, kept, parts, server, held, owners)
-
-
-def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.cumsum([0, *(len(part) for part in parts)])
 
 
 def _server_positions(whole: Labels, kept: np.ndarray, recipe: SplitRecipe) -> np.ndarray:

@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.data.parts import Parts
+
+DENSE = 2
+"""Cells of a table of clients and classes, for each sample, up to which it is kept whole."""
+
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
@@ -63,14 +68,17 @@ class Statistics:
 def statistics(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> Statistics:
     """Return the figures of a split whose clients all hold a sample.
 
-    Only the (client, class) pairs that occur are stored, so that many clients times many classes
-    cost no more than the samples.
+    Many clients times many classes cost no more memory than the samples.
     """
-    sizes = np.array([len(part) for part in parts])
-    y = labels[np.concatenate(parts)]
-    pairs, number = np.unique(
-        np.repeat(np.arange(len(parts)), sizes) * num_classes + y, return_counts=True
-    )
+    whole = Parts.of(parts)
+    sizes, y = whole.sizes, labels[whole.order]
+    cells = whole.owner * num_classes + y
+    if len(parts) * num_classes <= DENSE * len(y):  # counting is faster than sorting
+        table = np.bincount(cells)
+        pairs = np.flatnonzero(table)
+        number = table[pairs]
+    else:
+        pairs, number = np.unique(cells, return_counts=True)
     client, c = pairs // num_classes, pairs % num_classes
     class_counts = np.bincount(y, minlength=num_classes)
     prior = class_counts[c] / len(y)
@@ -83,7 +91,7 @@ def statistics(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int
 
 def class_table(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
     """Return how many samples each client (rows) holds of each class (columns)."""
-    sizes = [len(part) for part in parts]
-    cell = np.repeat(np.arange(len(parts)), sizes) * num_classes + labels[np.concatenate(parts)]
+    whole = Parts.of(parts)
+    cell = whole.owner * num_classes + labels[whole.order]
     table: np.ndarray = np.bincount(cell, minlength=len(parts) * num_classes)
     return table.reshape(len(parts), num_classes)

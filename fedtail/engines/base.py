@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,43 @@ from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors
 from fedtail.reduce import Reduced
 
-ClientStates = MutableMapping[ClientId, dict[str, Tensor]]
+
+class ClientStates(dict[ClientId, dict[str, Tensor]]):
+    """What clients remember, and whose memory is new.
+
+    Only what is set item by item is new: `update` puts back what a checkpoint has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news: set[ClientId] = set()
+        self._before: dict[ClientId, dict[str, Tensor] | None] | None = None
+
+    def __setitem__(self, client: ClientId, state: dict[str, Tensor]) -> None:
+        if self._before is None:
+            self._news.add(client)
+        else:
+            self._before.setdefault(client, self.get(client))
+        super().__setitem__(client, state)
+
+    def news(self) -> frozenset[ClientId]:
+        """Return whose state was set since this was last asked."""
+        news, self._news = frozenset(self._news), set()
+        return news
+
+    @contextmanager
+    def forgotten(self) -> Iterator[None]:
+        """Undo at the end what is set in this block, at the cost of what is set."""
+        self._before = {}
+        try:
+            yield
+        finally:
+            before, self._before = self._before, None
+            for client, state in before.items():
+                if state is None:
+                    del self[client]
+                else:
+                    super().__setitem__(client, state)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Embedded:
         seconds: float = math.inf,
         server_side: ServerSide | None = None,
     ) -> None:
-        self.states: ClientStates = {}
+        self.states = ClientStates()
         self.runtime = runtime
         self.server_side = server_side
         self.executor: Executor = Serial(runtime, drop=drop)

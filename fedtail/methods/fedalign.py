@@ -66,9 +66,15 @@ class FedAlign(FedAvg[ModelState]):
     iterations: int = Field(10, ge=1, description="power iterations for a singular value")
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Leave the model as it is; one whose block cannot be slimmed is refused."""
-        if self.mu:
-            Slim(self.chosen(base), self.width)
+        """Leave the model as it is; one whose block cannot be slimmed or trained is refused."""
+        block = self.chosen(base) if self.mu else None
+        if block is not None and not any(p.requires_grad for p in block.parameters()):
+            raise FedtailError(
+                f"method '{self.name}' trains the block '{self.block or last_block(base)}' at two"
+                " widths, and it is frozen: train it too, or name another one as method.block"
+            )
+        if block is not None:
+            Slim(block, self.width)
         return base
 
     def chosen(self, model: SplitModel) -> nn.Module:

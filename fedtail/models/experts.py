@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedtail.errors import FedtailError
 from fedtail.models.heads import CosineHead
 from fedtail.models.probe import last_registered, reset
-from fedtail.models.split_model import Output, SplitModel
+from fedtail.models.split_model import Output, SplitModel, logits_of
 
 
 class MeanHeads(nn.ModuleList):
@@ -67,6 +67,20 @@ class ExpertNet(nn.Module):
         return mean
 
 
+class Body(nn.Module):
+    """A network up to its classifier: the trunk of experts that are nothing but heads."""
+
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        body = copy.deepcopy(model.module)
+        bare = not model.classifier_name  # a classifier and nothing else
+        self.body = nn.Identity() if bare else _cut_off(body, model.classifier_name)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features."""
+        return logits_of(self.body(x))
+
+
 class ExpertModel(SplitModel):
     """A shared trunk and M experts, each with its own later layers and head.
 
@@ -88,6 +102,10 @@ class ExpertModel(SplitModel):
     ) -> None:
         super().__init__(ExpertNet(trunk, experts, heads), "heads")
         self._only: int | None = None
+
+    def note_frozen(self) -> None:
+        """Remember, once, what does not move, and what `train_only` may free again."""
+        super().note_frozen()
         self._trained = self.parameter_names()
 
     @property
@@ -210,11 +228,12 @@ def with_experts(
     Parameters
     ----------
     model
-        A model that runs its children in order, or an `ExpertModel`.
+        A model that runs its children in order, an `ExpertModel`, or any model of which only the
+        classifier is trained: then the experts are heads on the same features.
     count
         How many experts.
     split_at
-        The child that they begin with (default: the middle one of those with weights).
+        The child that they begin with (default: the middle one of those with trained weights).
     cosine
         Give experts that are made here cosine heads.
     """
@@ -222,7 +241,18 @@ def with_experts(
         raise FedtailError(f"the model has {model.count} experts, the method {count}")
     if isinstance(model, ExpertModel) or count == 1:
         return model
-    return experts(model, split_at or middle(model), count, cosine=cosine)
+    if split_at or not only_head(model):
+        return experts(model, split_at or middle(model), count, cosine=cosine)
+    heads = [copy.deepcopy(model.classifier) for _ in range(count)]
+    if cosine:
+        heads = [_cosine(head, model.classifier_name, 30.0) for head in heads]
+    return ExpertModel(Body(model), [nn.Identity() for _ in heads], [reset(h) for h in heads])
+
+
+def only_head(model: SplitModel) -> bool:
+    """Whether nothing but the classifier is trained."""
+    trained = {p for p in model.module.parameters() if p.requires_grad}
+    return trained <= set(model.classifier.parameters())
 
 
 def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
@@ -242,7 +272,7 @@ def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
 def middle(model: SplitModel) -> str:
     """Return the child that experts begin with if nobody says: ``layer2`` of a small ResNet.
 
-    It is the middle one of the children with weights, normalisation not counted.
+    It is the middle one of the children with weights that are trained, normalisation not counted.
     """
     if not isinstance(model.module, nn.Sequential):
         raise FedtailError(
@@ -252,7 +282,7 @@ def middle(model: SplitModel) -> str:
     names = [
         name
         for name, child in model.module.named_children()
-        if any(parameter.ndim > 1 for parameter in child.parameters())
+        if any(p.ndim > 1 and p.requires_grad for p in child.parameters())
     ]
     return names[len(names) // 2]
 

@@ -13,6 +13,7 @@ from fedtail.models.heads import CosineHead
 
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R")
+STILL = "_fedtail_still"
 
 
 def last_registered(module: nn.Module) -> str:
@@ -76,15 +77,31 @@ def live_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def frozen_layers(module: nn.Module) -> tuple[str, ...]:
     """Return the dotted names of the layers that hold parameters, none of which needs gradients.
 
-    All that stands inside such a layer is among them, with parameters or without.
+    All that stands inside such a layer is among them, with parameters or without, and what
+    `hold_still` marked.
     """
     names: list[str] = []
     for name, layer in module.named_modules():
         inside = any(not part or name.startswith(f"{part}.") for part in names)
         held = [parameter.requires_grad for parameter in layer.parameters()]
-        if inside or (held and not any(held)):
+        if inside or STILL in vars(layer) or (held and not any(held)):
             names.append(name)
     return tuple(names)
+
+
+def hold_still(module: nn.Module) -> None:
+    """Mark the layers without parameters that come after a frozen one, in order of registration.
+
+    Those before the first layer with parameters go with that. The mark is on the layer, so that it
+    is kept in whatever a method makes of the network.
+    """
+    leaves = [layer for layer in module.modules() if next(layer.children(), None) is None]
+    moves = [[p.requires_grad for p in layer.parameters()] for layer in leaves]
+    still = not any(next(filter(None, moves), ()))
+    for layer, held in zip(leaves, moves, strict=True):
+        still = not any(held) if held else still
+        if still and not held:
+            vars(layer)[STILL] = True
 
 
 def frozen_names(module: nn.Module, layers: Sequence[str]) -> frozenset[str]:
@@ -99,10 +116,14 @@ def frozen_names(module: nn.Module, layers: Sequence[str]) -> frozenset[str]:
 
 
 def reset(module: M) -> M:
-    """Initialise again every layer that knows how (`reset_parameters`), and return the module."""
-    for layer in module.modules():
+    """Initialise again every layer that knows how (`reset_parameters`), and return the module.
+
+    Frozen layers stay as they are: nobody would train them again.
+    """
+    still = frozen_layers(module)
+    for name, layer in module.named_modules():
         again = getattr(layer, "reset_parameters", None)
-        if callable(again):
+        if callable(again) and name not in still:
             again()
     return module
 

@@ -36,6 +36,7 @@ from fedtail.privacy.attacks import (
 from fedtail.privacy.clipping import private_update
 from fedtail.privacy.gaussian import analytic_sigma
 from fedtail.privacy.layout import part_of
+from fedtail.privacy.noise import seeded_bytes
 from fedtail.protocol import Client, Payload, Server, Task, Update, grouped
 from fedtail.reduce import Reduced, reduced
 from fedtail.setting import Setting
@@ -224,10 +225,10 @@ def protected_views(
     views: dict[str, dict[int, Seen]] = {ENCRYPTED: {}, CLIPPED: {}, NOISY: {}}
     for w in witnessed:
         views[ENCRYPTED] |= plain_view([replace(w, answer=Payload(mean))])
-        draw = w.client.generator("privacy noise of an update")
+        source = seeded_bytes(w.client.seed, "audit/noise", w.client.round, w.client.id)
         rows = {f"{g}/{CLASSES}": torch.arange(c) for g, c in w.form.rows.items()}
         for name, noise in ((CLIPPED, 0.0), (NOISY, sigma)):
-            safe = private_update(w.answer, w.form, w.task.payload, privacy.clip, noise, draw)
+            safe = private_update(w.answer, w.form, w.task.payload, privacy.clip, noise, source)
             views[name][w.task.client] = {**safe.tensors, **rows}
     return views
 

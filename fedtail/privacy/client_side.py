@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import torch
 from fedtail.errors import FedtailError
 from fedtail.forms import ANY_LENGTH, First, Form, Like, Number
 from fedtail.privacy.ckks import Keyholder
-from fedtail.privacy.clipping import private_form, private_update
+from fedtail.privacy.clipping import CLIP, private_form, private_update
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import part_of, vector
+from fedtail.privacy.noise import RandomBytes, seeded_bytes
 from fedtail.privacy.unnamed import UnnamedKey
 from fedtail.protocol import Client, Payload, Task
 
@@ -64,7 +65,7 @@ class ClientProtection:
         """Return what leaves a client in place of what a method declares."""
         if declared.why:  # it has noise of its own, or the server's side refuses it
             return declared
-        clear = declared if self.privacy is None else private_form(declared)
+        clear = declared if self.privacy is None else private_form(declared, self.adaptive)
         return clear if self.keys is None else sealed_form(clear)
 
     def protected(self, answer: Payload, declared: Form, task: Payload, client: Client) -> Payload:
@@ -72,9 +73,10 @@ class ClientProtection:
         if declared.why:
             return answer
         if self.privacy is not None:
-            clip, draw = self.privacy.clip, self.generator(client)
-            answer = private_update(answer, declared, task, clip, self.sigma, draw)
-            declared = private_form(declared)
+            clip = float(task.scalars.get(CLIP, self.privacy.clip))
+            source = self.source(client)
+            answer = private_update(answer, declared, task, clip, self.sigma, source, self.adaptive)
+            declared = private_form(declared, self.adaptive)
         return answer if self.keys is None else self.sealed(answer, declared, task)
 
     def sealed(self, answer: Payload, form: Form, task: Payload) -> Payload:
@@ -98,11 +100,16 @@ class ClientProtection:
         }
         return Payload(opened)
 
-    def generator(self, client: Client) -> torch.Generator:
-        """Return the stream of a client's noise."""
-        if self.privacy is not None and self.privacy.secret:
-            return secret_generator()
-        return client.generator("privacy noise of an update")
+    @property
+    def adaptive(self) -> bool:
+        """Whether clients tell if their update was clipped."""
+        return self.privacy is not None and self.privacy.quantile is not None
+
+    def source(self, client: Client) -> RandomBytes:
+        """Return where a client's noise comes from."""
+        if self.privacy is None or not self.privacy.simulated:
+            return os.urandom
+        return seeded_bytes(client.seed, f"client/noise/{client.turn}", client.round, client.id)
 
     @property
     def holder(self) -> Keyholder:
@@ -126,8 +133,3 @@ def sealed_form(form: Form) -> Form:
     if part is not None:
         sealed = sealed.numbers(part=Number(float(part), float(part), whole=True))
     return sealed.singly("it is encrypted", noisy=True)
-
-
-def secret_generator() -> torch.Generator:
-    """Return a stream that nobody can repeat."""
-    return torch.Generator().manual_seed(secrets.randbits(63))

@@ -2,7 +2,12 @@
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
 2018: the change against the received model, not the model itself, is clipped to norm S, and every
-client weighs the same. With G groups in an update each is clipped to S / √G.
+client weighs the same. With G groups in an update each is clipped to S / √G. What is left is a
+whole number of steps of a grid, so that noise can be one, too (`fedtail.privacy.noise`).
+
+S may follow a quantile of the norms (Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private
+Learning with Adaptive Clipping", NeurIPS 2021): each client adds ½ to a sum if its update was not
+clipped and −½ if it was, and the server moves S by the noisy share.
 """
 
 from __future__ import annotations
@@ -15,17 +20,29 @@ import torch
 from torch import Tensor
 
 from fedtail.forms import CLASSES, ByClass, Form, How, Like, Mean, Number, Total
-from fedtail.privacy.gaussian import add_noise, bounded
 from fedtail.privacy.layout import own
+from fedtail.privacy.noise import RandomBytes, discrete_gaussian, grid_step, noise_in_steps, on_grid
 from fedtail.protocol import Payload, Scalar, Tensors
 from fedtail.totals import SAMPLES_NAME
 
+WITHIN = "norms/within"
+"""The sum that says how many updates were not clipped, where S follows a quantile."""
+CLIP = "clip"
+"""The scalar of a task that says S, where it is not the same in every round."""
 
-def private_form(form: Form) -> Form:
+
+def private_form(form: Form, adaptive: bool = False) -> Form:
     """Return what clients send in place of a form: changes, weighed alike, rows of all classes.
 
     Whole numbers are left out (step counters tell how many samples there are), except where counts
     are what is asked for. The client's own scalars are not protected, so they are not sent: 0.
+
+    Parameters
+    ----------
+    form
+        What the method declares.
+    adaptive
+        Whether clients also tell if their update was clipped.
     """
     tensors: dict[str, Like] = {}
     hows: dict[str, How] = {}
@@ -37,6 +54,8 @@ def private_form(form: Form) -> Form:
         else:
             rows = (how.classes,) if isinstance(how, ByClass) else ()
             tensors[name], hows[name] = Like((*rows, *look.shape)), Total()
+    if adaptive:
+        tensors[WITHIN], hows[WITHIN] = Like((1,), low=-0.5, high=0.5), Total()
     numbers = {n: Number(0, 0) if own(form, n) else form.scalars[n] for n in form.scalars}
     if SAMPLES_NAME in numbers:
         numbers[SAMPLES_NAME] = Number(1, 1, whole=True)
@@ -49,7 +68,8 @@ def private_update(
     task: Payload,
     clip: float,
     sigma: float = 0.0,
-    generator: torch.Generator | None = None,
+    source: RandomBytes | None = None,
+    adaptive: bool = False,
 ) -> Payload:
     """Return an update of which one client can change a sum by `clip` at most.
 
@@ -61,21 +81,30 @@ def private_update(
         What it answers: tensors that were received under the same name become their change.
     clip
         S.
-    sigma, generator
-        Noise that the client adds itself (the local model).
+    sigma, source
+        Noise that the client adds itself (the local model), and where it comes from.
+    adaptive
+        Whether to tell if the update was clipped.
     """
-    safe_form = private_form(form)
+    safe_form, step = private_form(form), grid_step(clip)
     groups = sorted({name.partition("/")[0] for name in form.tensors})
     tensors: dict[str, Tensor] = {}
+    short = clip / math.sqrt(max(1, len(groups)))
+    longest = 0.0
     for group in groups:
         looks = {n: look for n, look in safe_form.tensors.items() if n.startswith(f"{group}/")}
         flat = flat_change(answer, task.tensors, looks, group in form.rows)
-        safe = bounded(flat, clip / math.sqrt(max(1, len(groups))))
-        if sigma and generator is not None:
-            safe = add_noise(safe, sigma, generator)
+        longest = max(longest, float(flat.double().norm()))
+        steps = on_grid(flat, short, step)
+        if sigma and source is not None:
+            noise = discrete_gaussian(noise_in_steps(sigma, step), len(steps), source)
+            steps = steps + torch.from_numpy(noise)
+        safe = (steps.double() * step).float()
         names = sorted(looks)
         pieces = torch.split(safe, [math.prod(looks[name].shape) for name in names])
         tensors |= {n: p.reshape(looks[n].shape) for n, p in zip(names, pieces, strict=True)}
+    if adaptive:
+        tensors[WITHIN] = torch.tensor([0.5 if longest <= short else -0.5])
     scalars: dict[str, Scalar] = {
         name: 1 if name == SAMPLES_NAME else 0 if own(form, name) else answer.scalars[name]
         for name in form.scalars

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from fedtail.errors import FedtailError
 
@@ -56,17 +55,6 @@ def spent_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
 def _log_phi(x: float) -> float:
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
-
-
-def bounded(t: Tensor, clip: float, normalise: bool = False) -> Tensor:
-    """Return a tensor scaled to norm Δ, or only if it is longer."""
-    factor = clip / max(float(t.norm()), 1e-12)
-    return t * (factor if normalise else min(1.0, factor))
-
-
-def add_noise(t: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    """Return t + N(0, σ²) in every number."""
-    return t + sigma * torch.randn(t.shape, generator=generator, dtype=t.dtype)
 
 
 def smallest(enough: Callable[[float], bool], steps: int = 60) -> float:

@@ -73,4 +73,11 @@ def budgeted(setting: Setting) -> Budget:
             "the method draws its cohorts in a way of its own, for which the accountant has no "
             "rule: differential privacy needs clients that are drawn at random"
         )
-    return planned(experiment.privacy, setting.server, experiment.rounds, asks.setup)
+    return planned(
+        experiment.privacy,
+        len(setting.federation),
+        setting.cohort,
+        setting.cohorts,
+        experiment.rounds,
+        asks.setup,
+    )

@@ -6,6 +6,7 @@ the sum. Noise is put into the sums before the method sees them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +28,12 @@ from fedtail.privacy.client_side import (
     PARTIES,
     SEALED,
     WHOLE,
-    secret_generator,
 )
-from fedtail.privacy.clipping import private_form, restored
-from fedtail.privacy.gaussian import add_noise
+from fedtail.privacy.clipping import CLIP, WITHIN, private_form, restored
 from fedtail.privacy.layout import Opened, length, why_no_sum
+from fedtail.privacy.noise import RandomBytes, hidden, seeded_bytes
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Update
 from fedtail.reduce import Reduced, union
-from fedtail.rng import torch_generator
 from fedtail.totals import Key, Part, Sums, summed
 
 FEWEST = 2
@@ -88,7 +87,10 @@ class ServerProtection:
                 "the method asks clients again after training, which the budget of differential "
                 "privacy does not cover"
             )
-        return tasks if self.adder is None else told(tasks)
+        facts: dict[str, Scalar] = {} if self.adder is None else {PARTIES: len(tasks)}
+        if self.budget is not None and self.budget.privacy.quantile is not None:
+            facts[CLIP] = self.budget.clip
+        return told(tasks, facts) if facts else tasks
 
     def end(self, replies: Replies, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Replies:
         """Return what the method may see of what came back."""
@@ -99,11 +101,11 @@ class ServerProtection:
             self.budget.note(tasks, clock.round)
         traffic = {client: list(both) for client, both in replies.traffic.items()}
         dropped, found = list(replies.dropped), replies.found
-        sent = form if self.budget is None else private_form(form)
+        sent = form if self.budget is None else private_form(form, self.budget.adaptive)
         clients = found.clients
         try:
             if self.adder is None:
-                opened = in_the_clear(found, sent)
+                opened = in_the_clear(found, sent, 1 if self.adds else FEWEST)
             else:
                 good = self.checked(found.each, sent, dropped)
                 clients = tuple(u.client for u in good)
@@ -123,21 +125,34 @@ class ServerProtection:
         of all classes.
         """
         budget = cast(Budget, self.budget)
-        sigma = budget.sigma if budget.privacy.model == "central" else 0.0
-        asked = Counter(part_of_task(task, form) for task in tasks)
+        asked: Counter[Part] = Counter(part_of_task(task, form) for task in tasks)
         everyone: Part = None
-        asked[everyone] = len(tasks)
+        asked[everyone] = budget.divisor(len(tasks), round)
         shown = replace(opened, form=real(form), sums={})
+        counts = 0.0 if budget.void(round) else 1.0
         for part in sorted({part for _, part in opened.seen()}, key=lambda p: (p is not None, p)):
             self.releases[round] += 1
-            purpose = f"server/privacy noise/{self.releases[round]}"
-            seeded = torch_generator(self.seed, purpose, round)
-            draw = secret_generator() if budget.privacy.secret else seeded
+            source = self.source(round)
             for name in sorted(n for n, of in opened.seen() if of == part):
-                total = opened.sums[name, part][0]
-                noisy = add_noise(total, sigma, draw) if sigma else total
+                total = opened.sums[name, part][0] * counts
+                if name == WITHIN:
+                    noisy = hidden(total, budget.bit_noise, 1.0, source)
+                    budget.follow(float(noisy) / asked[part] + 0.5, round)
+                    continue
+                noisy = hidden(total, budget.sigma, budget.clip, source) if self.adds else total
                 shown.sums |= as_declared(name, part, noisy, asked[part], form, tasks[0].payload)
         return shown
+
+    @property
+    def adds(self) -> bool:
+        """Whether the server adds the noise, and not each client."""
+        return self.budget is not None and self.budget.privacy.model == "central"
+
+    def source(self, round: int) -> RandomBytes:
+        """Return where the noise of one release comes from."""
+        if not cast(Budget, self.budget).privacy.simulated:
+            return os.urandom
+        return seeded_bytes(self.seed, f"server/noise/{self.releases[round]}", round)
 
     def checked(
         self, updates: Sequence[Update], form: Form, dropped: list[Dropped]
@@ -216,13 +231,16 @@ def answered(
     raise Unopened(f"no client could decrypt the sum ({reason})")
 
 
-def in_the_clear(found: Reduced, form: Form) -> Opened:
-    """Return sums that were not encrypted."""
-    if len(found.clients) < FEWEST:
+def in_the_clear(found: Reduced, form: Form, fewest: int) -> Opened:
+    """Return sums that were not encrypted, over so many clients at least.
+
+    What gets noise may be of one client.
+    """
+    if len(found.clients) < fewest:
         raise Unopened(TOO_FEW)
     sums, opened = cast(Sums, found.totals), Opened(form)
     for key, pile in sums.piles.items():
-        if pile.count >= FEWEST:
+        if pile.count >= fewest:
             opened.sums[key] = sums.total(key), float(pile.weight)
             if key[1] is not None:
                 opened.counts[key[1]] = pile.count
@@ -264,10 +282,10 @@ def part_of_task(task: Task, form: Form) -> Part:
     return next((task.payload.scalars.get(name) for name in names), None)
 
 
-def told(tasks: Sequence[Task]) -> list[Task]:
-    """Tell each client how many were asked; a payload that tasks share stays one object."""
+def told(tasks: Sequence[Task], facts: Mapping[str, Scalar]) -> list[Task]:
+    """Tell each client some numbers more; a payload that tasks share stays one object."""
     new: dict[int, Payload] = {}
     for task in tasks:
-        scalars = {**task.payload.scalars, PARTIES: len(tasks)}
+        scalars = {**task.payload.scalars, **facts}
         new.setdefault(id(task.payload), replace(task.payload, scalars=scalars))
     return [replace(task, payload=new[id(task.payload)]) for task in tasks]

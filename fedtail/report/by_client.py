@@ -60,7 +60,7 @@ def _work(run: Run) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
     for record in run.records:
         for client in record.get("clients") or []:
             took[client] = took.get(client, 0) + 1
-        for client in {entry["client"] for entry in record.get("dropped") or []}:
+        for client in {e["client"] for e in record.get("dropped") or [] if "client" in e}:
             dropped[client] = dropped.get(client, 0) + 1
         for client, both in (record.get("traffic") or {}).items():
             traffic[int(client)] = traffic.get(int(client), 0) + sum(both)

@@ -58,7 +58,7 @@ def traffic_to_own_best(run: Finished, how: Score) -> float:
 
 def sent_numbers(run: Finished, how: Score) -> float:
     """Return the most numbers that a client sends and gets in a round, 4 bytes each."""
-    turns = [turn for record in run.history for turn in record["traffic"].values()]
+    turns = [turn for record in run.history for turn in record.get("traffic", {}).values()]
     return float(max(sum(turn) for turn in turns)) / 4
 
 

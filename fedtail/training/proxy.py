@@ -13,6 +13,7 @@ change is clipped and gets Gaussian noise before anything leaves the client.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,13 +27,8 @@ from fedtail.errors import FedtailError
 from fedtail.forms import SAMPLES, Form, Like
 from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
-from fedtail.privacy.gaussian import (
-    add_noise,
-    analytic_sigma,
-    bounded,
-    paper_sigma,
-    spent_epsilon,
-)
+from fedtail.privacy.gaussian import analytic_sigma, paper_sigma, spent_epsilon
+from fedtail.privacy.noise import grid_step, hidden, on_grid, seeded_bytes
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 from fedtail.training.local import LocalTraining, normalisable
 from fedtail.training.priors import ClassPrior
@@ -196,6 +192,12 @@ class PrivateProxyPrior(ProxyPrior):
         "data (2Δ)",
     )
 
+    simulated: bool = Field(
+        True,
+        description="noise from the run's seed, so that it can be repeated and protects nobody; "
+        "false draws it from the system's randomness",
+    )
+
     @property
     def sensitivity(self) -> float:
         """How far the clipped change can lie from its neighbour's."""
@@ -231,13 +233,19 @@ class PrivateProxyPrior(ProxyPrior):
         server.log("epsilon", self.spent)
         server.log("delta", self.delta)
         server.log("sigma", self.sigma)
+        server.log("simulated", self.simulated)
 
     def release(self, change: Tensor, client: Client) -> Tensor:
-        """Bound the norm by Δ, then add N(0, σ²) to every number; neither of it for ε = ∞."""
+        """Bound the norm by Δ, then add noise of σ to every number; neither of it for ε = ∞."""
         if math.isinf(self.epsilon):
             return change
-        short = bounded(change, self.clip, normalise=self.bound == "normalise")
-        return add_noise(short, self.sigma, client.generator("privacy noise"))
+        norm = max(float(change.double().norm()), 1e-12)
+        scaled = change * (self.clip / norm) if self.bound == "normalise" else change
+        source = seeded_bytes(client.seed, "private proxy", client.round, client.id)
+        step = grid_step(self.clip)
+        short = on_grid(scaled.flatten(), self.clip, step).reshape(change.shape) * step
+        drawn = source if self.simulated else os.urandom
+        return hidden(short, self.sigma, self.clip, drawn).float()
 
 
 def lpi(change: Tensor) -> Tensor:

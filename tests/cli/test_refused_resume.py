@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_format_is_not_resumed(broken: Path) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
     said = refused_resume(broken)
     assert "in format 99; fedtail" in said
-    assert "reads format 2" in said
+    assert "reads format 3" in said
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2', "null"])

@@ -116,6 +116,25 @@ def test_natural_clients_without_a_number() -> None:
     assert all(len(set(OWNER[part])) == 1 for part in split.parts)
 
 
+@pytest.mark.parametrize("ids", [OWNER * 7 - 3, OWNER + 10**6, OWNER * 2])
+def test_natural_clients_may_have_any_numbers(ids: np.ndarray) -> None:
+    # Counted or sorted, clients come in the order of their numbers and hold the same samples.
+    plain = split_of(tail=NoTail(), partition=Natural(), clients=None)
+    split = make_split(Y, 5, NoTail(), Natural(), None, 0, owner=ids)
+    assert all(np.array_equal(a, b) for a, b in zip(split.parts, plain.parts, strict=True))
+    assert split.owners.tolist() == sorted(set(ids.tolist()))
+
+
+def test_a_large_split_is_a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = split_of(tail=NoTail(), partition=Natural(), clients=None)
+    names = [f"writer {k}" for k in range(13)]
+    assert json.loads(split.to_json(names))["clients"] == names
+    monkeypatch.setattr("fedtail.data.split.TABLE_CELLS", 5 * 13 - 1)
+    content = json.loads(split.to_json(names))
+    assert (content["clients"], content["counts"]) == (None, None)
+    assert content["statistics"]["clients"] == 13
+
+
 def test_wrong_input_is_named() -> None:
     with pytest.raises(FedtailError, match="'dirichlet' needs the number of clients"):
         split_of(clients=None)

@@ -14,8 +14,6 @@ from fedtail import Experiment, Method
 from fedtail.testing import Case
 from fedtail.testing.federation import BARE, PLAIN
 
-NO_TRUNK = "a Linear cannot be split into trunk and experts: give an nn.Sequential"
-
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "creff": {"features": 5, "match_steps": 5, "head_epochs": 5},
     "redgrape": {"per_class": 2},  # eight samples of a class are more than any tiny client has
@@ -28,10 +26,9 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 }
 REFUSES: Mapping[str, Mapping[str, str]] = {
     "fedalign": {BARE: "no block with weights before its classifier '' that could be slimmed"},
-    "gbme": {BARE: NO_TRUNK},
-    "gbme-p": {BARE: NO_TRUNK},
-    "ride": {BARE: NO_TRUNK},
 }
+FROZEN: Mapping[str, str] = {"fedalign": "trains the block '0' at two widths, and it is frozen"}
+"""Which methods cannot train a head alone, and what they say."""
 
 
 @cache

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from method_needs import REFUSES, case
+import torch
+from method_needs import FROZEN, REFUSES, case
 
-from fedtail import Method
+from fedtail import FedtailError, Method, run
+from fedtail.setting import prepare
 from fedtail.testing import CHECKS, Check
 from fedtail.testing.federation import MODELS, NORM
 
@@ -67,6 +69,24 @@ def test_a_model_that_cannot_be_trained_is_refused(name: str) -> None:
 def test_what_is_shipped_has_the_names_of_the_users_module(name: str) -> None:
     shipped = case(name).on(NORM).reference().tensors.keys()
     assert (shipped == MODELS[NORM]().state_dict().keys()) == (name not in SHIP_THEIR_OWN)
+
+
+@every_method
+def test_a_head_is_trained_on_a_frozen_body(name: str) -> None:
+    experiment = case(name).on(NORM).experiment(train="head", rounds=2)
+    if name in FROZEN:
+        with pytest.raises(FedtailError, match=FROZEN[name]):
+            run(experiment)
+        return
+    body = prepare(experiment).base.whole({})
+    assert {key.partition(".")[0] for key in body} == {"0", "1"}
+    # The classifier, and what the method adds to it: nothing that is sent is of the body.
+    assert prepare(experiment).model.names().isdisjoint(body)
+    shipped = run(experiment).tensors
+    for key, tensor in body.items():
+        of_body = [t for n, t in shipped.items() if n in (key, f"trunk.body.{key}")]
+        assert of_body
+        assert all(torch.equal(t, tensor) for t in of_body)
 
 
 @every_method

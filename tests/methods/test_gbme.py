@@ -431,10 +431,10 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(2, 2)
+            self.body, self.fc = nn.Linear(2, 2), nn.Linear(2, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.fc(x)
+            out: Tensor = self.fc(self.body(x))
             return out
 
     base = SplitModel(Net())

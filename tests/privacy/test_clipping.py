@@ -11,9 +11,10 @@ import torch
 
 from fedtail.forms import SAMPLES, ByClass, Form, How, Like, Mean, Number, Total, defect
 from fedtail.privacy.budget import Budget
-from fedtail.privacy.clipping import private_form, private_update, restored
+from fedtail.privacy.clipping import WITHIN, private_form, private_update, restored
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import Opened
+from fedtail.privacy.noise import grid_step, seeded_bytes
 from fedtail.privacy.server_side import ServerProtection
 from fedtail.protocol import Payload, Task
 
@@ -33,9 +34,10 @@ def update(*values: float) -> Payload:
 def test_the_change_is_clipped_and_not_the_model() -> None:
     # The change is (3, 4), of norm 5: to norm 1 it is (0.6, 0.8).
     safe = private_update(update(4.0, 5.0), FORM, SENT, clip=1.0)
-    assert torch.allclose(safe.tensors["model/w"], torch.tensor([0.6, 0.8]))
+    grid = 2 * grid_step(1.0)
+    assert torch.allclose(safe.tensors["model/w"], torch.tensor([0.6, 0.8]), atol=grid)
     short = private_update(update(1.3, 1.4), FORM, SENT, clip=1.0)
-    assert torch.allclose(short.tensors["model/w"], torch.tensor([0.3, 0.4]))
+    assert torch.allclose(short.tensors["model/w"], torch.tensor([0.3, 0.4]), atol=grid)
 
 
 def test_a_clients_own_numbers_do_not_leave() -> None:
@@ -51,6 +53,38 @@ def test_what_leaves_is_what_is_declared() -> None:
     assert form.how == {"model/w": Mean(by="")}
     told = Payload(safe.tensors, {**safe.scalars, "loss": 0.25})
     assert "loss" in defect(told, form, 1)
+
+
+def test_what_leaves_lies_on_the_grid_and_is_never_longer_than_promised() -> None:
+    n, clip = 5000, 0.37
+    form, sent = Form().group("model", {"w": Like((n,))}), Payload({"model/w": torch.zeros(n)})
+    answer = Payload({"model/w": torch.randn(n, generator=torch.Generator().manual_seed(1))})
+    safe = private_update(answer, form, sent, clip).tensors["model/w"].double()
+    # 0.37 lies between 2^-2 and 2^-1: the grid is 2^-2 / 2^20.
+    assert grid_step(clip) == 2.0**-22
+    steps = safe * 2**22
+    assert torch.equal(steps, steps.round())
+    assert clip * (1 - 1e-3) < float(safe.norm()) <= clip
+
+
+def test_a_client_tells_whether_it_was_clipped() -> None:
+    form = private_form(FORM, adaptive=True)
+    for values, told in (((4.0, 5.0), -0.5), ((1.3, 1.4), 0.5)):
+        safe = private_update(update(*values), FORM, SENT, clip=1.0, adaptive=True)
+        assert safe.tensors[WITHIN].tolist() == [told]
+        assert defect(safe, form, 1) == ""
+
+
+def test_the_clip_follows_the_share_that_is_not_clipped() -> None:
+    # σ_b = max(m / 20, 2 z) = 2.6 and 1 / z² = 1 / 1.3² − 1 / 5.2² give z = 1.3427.
+    budget = Budget(Privacy(quantile=0.5, simulated=True), 9, 9, noise=1.3, clip=2.0)
+    assert budget.bit_noise == pytest.approx(2.6)
+    assert budget.sigma == pytest.approx(2.0 * 1.3427, rel=1e-4)
+    # Eight of ten were not clipped: S e^(−0.2 (0.8 − 0.5)).
+    budget.follow(0.8, 0)
+    assert budget.clip == 2.0  # not by what is asked before training
+    budget.follow(0.8, 1)
+    assert budget.clip == pytest.approx(2.0 * math.exp(-0.06))
 
 
 def test_groups_share_the_norm() -> None:
@@ -78,15 +112,16 @@ def test_local_noise_has_the_planned_size() -> None:
     # 40 000 numbers: the sample's standard deviation has a standard error of σ / √(2 n).
     n, sigma = 40_000, 0.7
     form, sent = Form().group("model", {"w": Like((n,))}), Payload({"model/w": torch.zeros(n)})
-    draw = torch.Generator().manual_seed(0)
-    safe = private_update(sent, form, Payload(), 1.0, sigma, draw).tensors["model/w"]
+    source = seeded_bytes(0, "noise", 1)
+    safe = private_update(sent, form, Payload(), 1.0, sigma, source).tensors["model/w"]
     assert abs(float(safe.std()) - sigma) < 3 * sigma / math.sqrt(2 * n)
     assert abs(float(safe.mean())) < 3 * sigma / math.sqrt(n)
 
 
 def shown(total: torch.Tensor, how: How, form: Form, asked: int, **privacy: Any) -> Opened:
     """Return what a server with noise σ shows of one sum over clients."""
-    side = ServerProtection(budget=Budget(Privacy(clip=1.0, **privacy), 9, lambda _: [], 1.3))
+    promise = Privacy(clip=1.0, simulated=True, **privacy)
+    side = ServerProtection(budget=Budget(promise, 9, 9, noise=1.3))
     opened = Opened(form, {("g/w", None): (total, 4.0)}, counts=Counter({None: 4}))
     return side.noised(opened, form, [Task(k, "train", Payload()) for k in range(asked)], 1)
 

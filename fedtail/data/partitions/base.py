@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,7 +40,7 @@ class Partition(Component):
 
     registry: ClassVar[Registry[Partition]] = Registry("partition")
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions (into `labels.y`) of its samples."""
         raise FedtailError(f"partition '{self.name}' is abstract")
 

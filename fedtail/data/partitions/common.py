@@ -74,14 +74,6 @@ def apportion(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     return np.diff(edges, axis=-1, prepend=0)
 
 
-def parts_of(client: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Turn each sample's client into each client's samples, in ascending order."""
-    order = np.argsort(client, kind="stable")
-    ends = np.cumsum(np.bincount(client, minlength=clients)).tolist()
-    starts = [0, *ends[:-1]]
-    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
-
-
 def repaired(client: np.ndarray, labels: Labels, clients: int, minimum: int) -> np.ndarray:
     """Return each sample's client after moving samples to clients that hold fewer than `minimum`.
 

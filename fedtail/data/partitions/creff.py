@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
@@ -27,7 +29,7 @@ class CReFFSplit(Partition):
         default=0.5, gt=0, description="concentration: small is skewed, large is nearly IID"
     )
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         order = rng.permutation(len(labels.y))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
@@ -12,10 +14,10 @@ from fedtail.data.partitions.common import (
     by_class,
     check_clients,
     dirichlet,
-    parts_of,
     repaired,
     tries,
 )
+from fedtail.data.parts import Parts
 
 
 @Partition.register("dirichlet")
@@ -34,11 +36,11 @@ class Dirichlet(Partition):
     )
     min_size: int = Field(default=10, ge=1, description="samples that every client holds at least")
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         minimum = attainable(self.min_size, len(labels.y), clients)
-        return parts_of(self._assign(labels, clients, minimum, rng), clients)
+        return Parts.by_owner(self._assign(labels, clients, minimum, rng), clients)
 
     def _assign(
         self, labels: Labels, clients: int, minimum: int, rng: np.random.Generator

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
@@ -26,7 +28,7 @@ class RedGrapeSplit(Partition):
 
     alpha: float = Field(default=1.0, gt=0, description="concentration, summed over all classes")
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         counts = labels.counts()

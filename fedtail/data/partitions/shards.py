@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
-from fedtail.data.partitions.common import by_class, check_clients, parts_of, repaired, tries
+from fedtail.data.partitions.common import by_class, check_clients, repaired, tries
+from fedtail.data.parts import Parts
 from fedtail.errors import FedtailError
 
 
@@ -21,7 +24,7 @@ class Shards(Partition):
 
     per_client: int = Field(default=2, ge=1, description="shards that each client gets (α)")
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         row = np.concatenate(by_class(labels, rng))
@@ -32,7 +35,7 @@ class Shards(Partition):
         lengths[: len(row) % shards] += 1
         client = np.empty(len(row), dtype=np.int64)
         client[row] = np.repeat(dealt, lengths)
-        return parts_of(client, clients)
+        return Parts.by_owner(client, clients)
 
 
 @Partition.register("pathological")
@@ -49,7 +52,7 @@ class Pathological(Partition):
         default=2, ge=1, description="classes that each client holds (all of them, if more)"
     )
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         present = np.flatnonzero(labels.counts())
@@ -66,7 +69,7 @@ class Pathological(Partition):
             holders = rng.permutation(np.flatnonzero(holds[:, column]))
             lots = np.array_split(positions[c], len(holders))
             client[positions[c]] = np.repeat(holders, [len(lot) for lot in lots])
-        return parts_of(repaired(client, labels, clients, 1), clients)
+        return Parts.by_owner(repaired(client, labels, clients, 1), clients)
 
 
 def _draw_holders(clients: int, classes: int, width: int, rng: np.random.Generator) -> np.ndarray:

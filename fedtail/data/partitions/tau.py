@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
@@ -24,7 +26,7 @@ class TauSampling(Partition):
         default=1.0, gt=0, description="lot that a client takes, in sizes of the rarest class"
     )
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""
         check_clients(labels, clients)
         counts = labels.counts()

@@ -77,7 +77,7 @@ def serve(
     ``clients``, ``rounds`` and ``out``, and may say ``per-round``, ``min-clients``, ``seed``,
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
     there) and ``resume``; and ``validation`` (the share that every client holds out of training),
-    ``keep``, ``score`` and ``patience``, as in an experiment.
+    ``keep``, ``score``, ``patience`` and ``train``, as in an experiment.
 
     Parameters
     ----------
@@ -143,6 +143,7 @@ def executor_of(
             "seed": experiment.seed,
             "classes": setting.dataset.num_classes,
             "validation": experiment.validation.share,
+            "train": experiment.train,
         },
     )
     return FlowerExecutor(grid, roster, terms, setting.runtime())
@@ -163,7 +164,7 @@ def remote(
     held = checked_samples(test[0], test[1], len(classes), "the test set")
     named = {"per_round": "per-round", "min_clients": "min-clients"}
     fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
-    fields += ["validation", "keep", "score", "patience"]
+    fields += ["validation", "keep", "score", "patience", "train"]
     given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
     shape = list(held.x.shape)
     experiment = Experiment(
@@ -172,7 +173,7 @@ def remote(
     if experiment.clients is None:
         raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
     device = choose_device(experiment.device)
-    base, trained = networks(model, method, experiment.seed, device)
+    base, trained = networks(model, method, experiment.seed, device, experiment.train)
     tokens = takes_whole(base, held.x[torch.arange(min(2, len(held)))], len(classes))
     none = Samples(torch.empty(0, *shape[1:]), torch.empty(0, dtype=torch.int64))
     parts = [np.empty(0, np.int64)] * experiment.clients

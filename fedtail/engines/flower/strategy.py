@@ -43,6 +43,7 @@ def as_strategy(
     fraction_evaluate: float = 0.0,
     threads: int = 1,
     join: float = 600.0,
+    train: str = "all",
 ) -> MethodStrategy:
     """Return a method as a Flower strategy.
 
@@ -64,9 +65,12 @@ def as_strategy(
         Threads of each process; more change the last bits.
     join
         Seconds that the nodes may take to come online.
+    train
+        What is trained of the network, as in an experiment; the rest is frozen and never sent, and
+        has to be the same at every client.
     """
     return MethodStrategy(
-        method, model, clients, seed, fraction_train, fraction_evaluate, threads, join
+        method, model, clients, seed, fraction_train, fraction_evaluate, threads, join, train
     )
 
 
@@ -83,6 +87,7 @@ class MethodStrategy(FedAvg):
         fraction_evaluate: float,
         threads: int,
         join: float,
+        train: str,
     ) -> None:
         super().__init__(fraction_train=fraction_train, fraction_evaluate=fraction_evaluate)
         if clients < 1:
@@ -92,7 +97,8 @@ class MethodStrategy(FedAvg):
         self.seed = seed
         self.threads = threads
         self.join = join
-        self.base, self.trained = networks(model, method, seed, torch.device("cpu"))
+        self.part = train
+        self.base, self.trained = networks(model, method, seed, torch.device("cpu"), train)
         self.state: Any = None
         self.rounds, self.timeout = 1, 3600.0
         self._engine: Flower | None = None
@@ -132,11 +138,9 @@ class MethodStrategy(FedAvg):
         self.state = self._drive(self.method.round(self.state, server), server, ledger)
         self._empty.append(ledger.kept)
         stop_if_empty(self._empty, server_round == self.rounds, ledger.dropped)
-        states = dict(self.engine.states)
         self.engine.begin(server_round, "after")
-        final = self._drive(self.method.finalize(self.state, server), server, Ledger())
-        self.engine.states.clear()
-        self.engine.states.update(states)
+        with self.engine.states.forgotten():
+            final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         tested = self.method.eval_model(final)
         shipped = load_tested(tested, self.trained, self.base).whole(tested)
         numbers = {
@@ -188,7 +192,7 @@ class MethodStrategy(FedAvg):
             deadline=self.timeout,
             threads=self.threads,
             method=self.method.describe(),
-            more={"seed": self.seed, "classes": self.base.num_classes},
+            more={"seed": self.seed, "classes": self.base.num_classes, "train": self.part},
         )
         self._engine = Flower(FlowerExecutor(grid, roster, terms, self._place()))
         server, ledger = self._server(0), Ledger()

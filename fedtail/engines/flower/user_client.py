@@ -28,6 +28,7 @@ from fedtail.engines.runtime import Runtime
 from fedtail.errors import FedtailError
 from fedtail.methods import Method
 from fedtail.models.split_model import SplitModel
+from fedtail.models.trained import with_trained
 from fedtail.rng import contained, derive
 from fedtail.setting import choose_device, runs_on_images, takes_whole
 
@@ -119,7 +120,8 @@ def runtime(
     x, y = tensors_of(local)
     samples = checked_samples(x, y, int(notes["classes"]), "the local data")
     where = choose_device(device)
-    base, trained = networks(model, method, int(notes["seed"]), where)
+    train = str(notes.get("train", "all"))
+    base, trained = networks(model, method, int(notes["seed"]), where, train)
     client = introduction(context)["partition"]
     share, seed = float(notes.get("validation", 0.0)), int(notes["seed"])
     apart = held_out(samples.y.numpy(), share, seed, client) if share else np.empty(0, np.int64)
@@ -135,12 +137,13 @@ def runtime(
 
 
 def networks(
-    model: ModelMaker, method: Method[Any], seed: int, device: torch.device
+    model: ModelMaker, method: Method[Any], seed: int, device: torch.device, train: str
 ) -> tuple[SplitModel, SplitModel]:
     """Return the user's network and the one that the method trains, on the device."""
     with contained(derive(seed, "model")):
         module = model if isinstance(model, nn.Module) else model()
         base = module if isinstance(module, SplitModel) else SplitModel(module)
+        base = with_trained(base, train)
         trained = method.build_model(base)
     images = runs_on_images(trained, device)
     for network in (base, trained):

@@ -1,6 +1,7 @@
 """What every scheme promises, on data made to be awkward."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ SCHEMES: list[dict[str, Any]] = [
 ]
 
 
-def check_partition(fields: dict[str, Any], labels: Labels, clients: int) -> list[np.ndarray]:
+def check_partition(fields: dict[str, Any], labels: Labels, clients: int) -> Sequence[np.ndarray]:
     parts = Partition.model_validate(fields).split(labels, clients, numpy_generator(0, "partition"))
     assert len(parts) == clients
     assert all(len(part) for part in parts)

@@ -59,6 +59,17 @@ def test_start_gives_the_model_of_an_embedded_run(method: Method[Any]) -> None:
     assert last["bytes-up"] == expected.history[1]["bytes_up"]
 
 
+def test_a_frozen_part_is_neither_sent_nor_trained() -> None:
+    grid = LocalGrid(client_app(tiny.norm_model, local_data, device="cpu"), 6)
+    strategy = as_strategy(
+        METHODS[0], model=tiny.norm_model, clients=6, fraction_train=4 / 6, train="head"
+    )
+    result = strategy.start(grid, initial(), num_rounds=2)
+    expected = run(tiny.experiment(METHODS[0], tiny.norm_model, rounds=2, train="head"))
+    assert digest(result.arrays.to_torch_state_dict()) == expected.digest
+    assert result.train_metrics_clientapp[2]["bytes-up"] == expected.metrics["bytes_up"]
+
+
 def quickstart() -> ClientApp:
     """Return the client app of a Flower user, with a changed line in its training."""
     app = ClientApp()

@@ -1,0 +1,114 @@
+"""Who is asked in a private run, and that nobody can read it anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from fedtail import FedtailError, Privacy, run
+from fedtail.privacy.accounting import Release, spent
+from fedtail.privacy.cohorts import Cohorts
+
+
+def test_a_secret_cohort_is_the_same_within_a_run_and_another_in_the_next() -> None:
+    one, other = Cohorts(1000, 10), Cohorts(1000, 10)
+    drawn = [one.asked(round) for round in range(1, 6)]
+    assert drawn == [one.asked(round) for round in range(1, 6)]
+    assert drawn != [other.asked(round) for round in range(1, 6)]
+    assert all(len(set(cohort)) == 10 and sorted(cohort) == cohort for cohort in drawn)
+
+
+def test_a_simulated_cohort_repeats() -> None:
+    one, other = (Cohorts(50, 5, seed=3) for _ in range(2))
+    assert [one.asked(r) for r in range(1, 9)] == [other.asked(r) for r in range(1, 9)]
+    assert one.asked(1) != one.asked(2)
+
+
+def test_poisson_draws_every_client_on_its_own() -> None:
+    # 4000 rounds of 50 clients with q = 0.1: the size is binomial, mean 5 and variance 4.5.
+    cohorts = Cohorts(50, 5, poisson=True, seed=0)
+    sizes = [len(cohorts.drawn(r)) for r in range(1, 4001)]
+    mean = sum(sizes) / len(sizes)
+    variance = sum((s - mean) ** 2 for s in sizes) / len(sizes)
+    assert abs(mean - 5) < 4 * math.sqrt(4.5 / 4000)
+    assert abs(variance - 4.5) < 4 * 4.5 * math.sqrt(2 / 4000)
+    # 0.9^50 = 0.00515 of the rounds draw nobody: somebody is asked, and does not count.
+    void = [r for r in range(1, 4001) if cohorts.void(r)]
+    assert 5 < len(void) < 45
+    assert all(cohorts.asked(r) == [0] and not cohorts.drawn(r) for r in void)
+
+
+def private(**privacy: Any) -> Any:
+    return tiny.experiment(per_round=3, privacy=Privacy(epsilon=8.0, **privacy))
+
+
+def test_nothing_that_a_run_leaves_says_who_was_asked(tmp_path: Path) -> None:
+    found = run(private(), out=tmp_path / "run")
+    for record in found.history:
+        assert record["clients"] is None and record["answered"] == 3
+        assert "traffic" not in record
+        assert record["privacy"]["spent"][-1].keys() == {"round", "drawn", "asked", "most"}
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all('"weights"' not in line and '"traffic"' not in line for line in lines)
+    assert json.loads(lines[0])["privacy"]["simulated"] is False
+    # The budget is that of three of six, drawn by chance.
+    entry = found.metrics["privacy"]
+    assert entry["epsilon"] == pytest.approx(spent({Release(3, 6): 3}, entry["sigma"], 1e-5))
+    assert entry["epsilon_if_known"] > entry["epsilon"]
+
+
+def test_a_simulation_says_so_and_repeats(tmp_path: Path) -> None:
+    one, other = (run(private(simulated=True)) for _ in range(2))
+    assert one.digest == other.digest
+    assert one.metrics["privacy"]["simulated"] is True
+    assert [r["clients"] for r in one.history] == [r["clients"] for r in other.history]
+
+
+def test_a_round_that_was_released_is_paid_though_its_checkpoint_is_lost(tmp_path: Path) -> None:
+    run(private(), out=tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").glob("manifest-*3.json"):
+        path.unlink()
+    # Round 3 has spent the rest of the budget; another cohort and noise would cost it again.
+    found = run(private(), out=tmp_path / "run", resume=True)
+    assert len(found.history) == 2
+
+
+def test_a_poisson_run_divides_by_the_mean_cohort_and_ends(tmp_path: Path) -> None:
+    experiment = private(sampling="poisson", neighbours="remove", simulated=True)
+    found = run(experiment)
+    entry = found.metrics["privacy"]
+    drawn = {Release(3, 6, poisson=True): len(found.history)}
+    assert entry["neighbours"] == "remove"
+    assert entry["epsilon"] == pytest.approx(spent(drawn, entry["sigma"], 1e-5, 1.0))
+
+
+def test_a_quantile_moves_the_clip_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
+    experiment = private(quantile=0.5, simulated=True)
+    whole = run(experiment, out=tmp_path / "run")
+    clips = [record["privacy"]["clip"] for record in whole.history]
+    assert clips[0] != 1.0 and len(set(clips)) == 3
+    for name in ("model.safetensors", "confusion.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    for path in (tmp_path / "run" / "checkpoint").glob("manifest-*3.json"):
+        path.unlink()
+    again = run(experiment, out=tmp_path / "run", resume=True)
+    assert again.digest == whole.digest
+    assert [record["privacy"]["clip"] for record in again.history] == clips
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "local", "sampling": "poisson"}, "privacy.sampling = poisson is for"),
+        ({"model": "local", "quantile": 0.5}, "privacy.quantile = 0.5 is for"),
+        ({"neighbours": "remove"}, "needs privacy.sampling = poisson"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(FedtailError, match=said):
+        Privacy(epsilon=1.0, **fields)
