@@ -136,7 +136,8 @@ class Component(Config):
     """A swappable part, known by the name it is registered under.
 
     The root of each family (`LocalLoss`, `Source`, ...) owns a registry. Where a field has the
-    type of a root, a name or a table with ``name`` stands for the registered class.
+    type of a root, a name or a table with ``name`` stands for the registered class, and
+    ``name:PATH`` for one with its field ``path``.
     """
 
     registry: ClassVar[Registry[Any]]
@@ -169,7 +170,9 @@ class Component(Config):
         value = {"name": value} if isinstance(value, str) else cls.adopted(value)
         if isinstance(value, Mapping) and "name" in value:
             fields = dict(value)
-            found = cls.registry[str(fields.pop("name"))]
+            name, colon, path = str(fields.pop("name")).partition(":")
+            fields |= {"path": path} if colon else {}  # "npz:FILE" is npz with that path
+            found = cls.registry[name]
             return handler(cls._completed(fields)) if found is cls else found.inside(fields)
         # A parametrised generic (`Method[State]`) stands for its unparametrised class.
         origin = cls.__pydantic_generic_metadata__["origin"] or cls

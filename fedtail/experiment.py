@@ -21,6 +21,7 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
+from fedtail.finish import Finish, NoFinish, refuse_private
 from fedtail.methods import FedAvg, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
@@ -49,10 +50,16 @@ class Experiment(Config):
     head: Literal["own", "cosine"] = Field(
         "own", description="the network's classifier: its own, or a cosine head in its place"
     )
+    features: Literal["memory", "disk", "anew"] = Field(
+        "memory",
+        description="where features of a frozen body are kept, computed once: memory, disk (files "
+        "in the data folder, for later runs too), or nowhere: anew in every epoch",
+    )
     train: str = Field(
         "all",
-        description="what is trained of the network: all, head, last:N (its last N blocks), or "
-        "names of parameters such as 'layer4.* fc.*'; the rest is frozen and never sent",
+        description="what is trained of the network: all, head, last:N (its last N blocks), "
+        "lora:r=8 (low-rank updates), or names of parameters such as 'layer4.* fc.*'; the rest is "
+        "frozen and never sent",
     )
     tail: Tail = Field(NoTail(), description="how a long tail is cut into the training data")
     partition: Partition = Field(
@@ -70,7 +77,16 @@ class Experiment(Config):
     per_round: int | None = Field(None, ge=1, description="clients in a round; by default all")
     rounds: int = Field(20, ge=1, description="how many rounds")
     seed: int = Field(0, ge=0, description="everything random derives from it")
-    workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
+    workers: int | Literal["auto"] = Field(
+        "auto",
+        description="worker processes; 0 trains in this one, auto starts as many as cores are "
+        "free, if the run is long enough",
+    )
+    together: int | Literal["auto"] = Field(
+        "auto",
+        description="clients that train as one computation, if method and network allow it; 0 or 1 "
+        "trains each alone, auto decides by their size",
+    )
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
     device: str = Field("auto", description="where models train: auto, cpu, cuda, cuda:1, ... mps")
     min_clients: int = Field(
@@ -99,7 +115,16 @@ class Experiment(Config):
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"
     )
+    finish: Finish = Field(
+        NoFinish(), description="a last step after training, before a model is tested and shipped"
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
+    traffic_limit: float = Field(
+        100.0,
+        ge=0,
+        description="gigabytes that all clients may send and receive in all rounds, where these "
+        "grow with classes and features; a run that would need more is refused; 0 is no limit",
+    )
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )
@@ -175,6 +200,31 @@ class Experiment(Config):
                 "the test set chooses nothing"
             )
         return self
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(value, str) and value.isdigit():
+            return int(value)
+        if value != "auto" and (not whole or value < 0):
+            raise FedtailError(f"{value!r} is no number of workers: give auto, 0, 1, 2, ...")
+        return value
+
+    @model_validator(mode="after")
+    def _finish(self) -> Self:
+        if self.privacy.on:
+            refuse_private(self.finish)
+        return self
+
+    @field_validator("together", mode="before")
+    @classmethod
+    def _together(cls, value: Any) -> Any:
+        number = int(value) if isinstance(value, str) and value.isdigit() else value
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if number != "auto" and (not whole or number < 0):
+            raise FedtailError(f"{value!r} is no number of clients: give auto, 0, 1, 2, ...")
+        return number
 
     @field_validator("device")
     @classmethod
@@ -338,7 +388,7 @@ def fields_of(part: Config) -> dict[str, Any]:
 
 def apply(plain: dict[str, Any], path: str, value: Any) -> None:
     """Set one field; a section set to a name keeps, of what stood there, only what still fits."""
-    if path == "data" and isinstance(value, str) and value.endswith(".npz"):
+    if path == "data" and isinstance(value, str) and value.endswith(".npz") and value[:4] != "npz:":
         value = {"name": "npz", "path": value}
     if isinstance(value, str) and isinstance(plain.get(path), dict):
         value = {**_carried(path, plain[path], value), "name": value}
@@ -346,10 +396,14 @@ def apply(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _carried(section: str, old: Mapping[str, Any], name: str) -> dict[str, Any]:
+    # Another method under the same protocol: how clients train stays (if they train at all), the
+    # method's own fields go.
+    known = section == "method" and name in Method.registry
+    trains = not known or "local" in Method.registry[name].model_fields
+    kept = {key: value for key, value in old.items() if trains or key != "local"}
     if "name" not in old or old["name"] == name:
-        return dict(old)
-    # Another method under the same protocol: how clients train stays, the method's own fields go.
-    return {"local": old["local"]} if section == "method" and "local" in old else {}
+        return kept
+    return {"local": kept["local"]} if section == "method" and "local" in kept else {}
 
 
 def parse_value(text: str) -> Any:

@@ -58,8 +58,13 @@ class Graph(nn.Module):
 
 def example(predictor: Predictor, samples: int = 2) -> Tensor:
     """Return inputs of the kind that the graph takes."""
-    shape = (samples, *predictor.file.given_shape)
-    return torch.zeros(shape, dtype=TYPES[predictor.file.kind])
+    return torch.zeros((samples, *graph_shape(predictor)), dtype=TYPES[predictor.file.kind])
+
+
+def graph_shape(predictor: Predictor) -> tuple[int, ...]:
+    """Return the shape of one input of the graph: raw, but for what a reader makes of it first."""
+    file = predictor.file
+    return file.given_shape if predictor.reader is None else file.shape
 
 
 def export(predictor: Predictor, path: Path, format: Format) -> Callable[[np.ndarray], np.ndarray]:
@@ -100,8 +105,10 @@ def agreement(
     """
     same = right = 0
     for index in torch.split(torch.arange(len(samples)), TEST_BATCH):
-        x = as_given(predictor.file, samples.x[index])
-        found = predicted(x)
+        x: Any = samples.x[index]
+        if predictor.reader is None:
+            x = as_given(predictor.file, x)
+        found = predicted(x if predictor.reader is None else predictor.inputs(x).numpy())
         same += int((found == predictor.numbers(x)).sum())
         right += int((found == samples.y[index].numpy()).sum())
     return same, right

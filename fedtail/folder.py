@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "digests.json"
 
     @property
+    def environment(self) -> Path:
+        """Versions, the machine, and what else the last bits depend on."""
+        return self.path / "env.json"
+
+    @property
     def confusion(self) -> Path:
         """Class names, and how often the model takes one class for another."""
         return self.path / "confusion.json"
@@ -160,6 +165,14 @@ class RunFolder:
             )
         return []
 
+    def together(self, default: int) -> int:
+        """Return how many clients the run trains as one computation, if it wrote that down."""
+        try:
+            noted = json.loads(self.environment.read_bytes())
+            return int(noted.get("together", 0))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return default
+
     def begin(
         self, experiment: str, split: str, numerics: Mapping[str, Any], digests: Mapping[str, str]
     ) -> None:
@@ -167,7 +180,7 @@ class RunFolder:
         files = {
             self.path / "split.json": split,
             self.digests: json.dumps(digests, indent=1),
-            self.path / "env.json": json.dumps({**environment(), **numerics}, indent=1),
+            self.environment: json.dumps({**environment(), **numerics}, indent=1),
             # Last: a folder with a description is a run that can be resumed.
             self.experiment: experiment,
         }

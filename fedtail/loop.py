@@ -23,6 +23,7 @@ from fedtail.callbacks import (
 )
 from fedtail.choice import Choice
 from fedtail.engines import Embedded, Engine
+from fedtail.engines.block_size import block_size
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import allowed_workers
@@ -34,6 +35,7 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
 from fedtail.metrics.scores import SCORES
+from fedtail.models.split_model import as_shipped, load_tested
 from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
@@ -82,7 +84,7 @@ def run(
             stack.enter_context(locked(folder.path))
         stack.enter_context(numerics(experiment.threads))
         # 1. Everything is loaded and checked before anything is written.
-        setting = prepare(experiment)
+        setting = prepare(experiment).with_features()
         for remark in () if resume else setting.remarks():
             logger.warning("%s", remark)
         protected = stack.enter_context(protection(setting))
@@ -90,6 +92,10 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(None if protected is None else protected.client)
+        together, odd = block_size(experiment.together, runtime)
+        if resume and folder is not None:
+            together = folder.together(together)  # a later version may have another rule
+        runtime.together = together
         workers, remarks = allowed_workers(experiment.workers, setting.cohort)
         engine = Embedded(
             runtime,
@@ -106,7 +112,9 @@ def run(
             stack.callback(watcher.close)
         budget = None if protected is None else protected.budget
         import_lazily_used(setting.device)
-        return Loop(setting, engine, folder, watchers, budget, remarks).run(resume)
+        return Loop(setting, engine, folder, watchers, budget, [*remarks, *odd], together).run(
+            resume
+        )
 
 
 @dataclass
@@ -119,6 +127,7 @@ class Loop:
     callbacks: Sequence[Callback]
     budget: Budget | None = None
     remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
+    together: int = 0  # how many clients train as one computation
     tested: Trial | None = None  # the last test
     choice: Choice = field(init=False)
     scoring: Scoring = field(init=False)
@@ -133,7 +142,7 @@ class Loop:
         # 2. The state before round 1, or that of the last checkpoint.
         server = self.setting.server(0)
         with blaming("server half, before the first round"):
-            state = method.init(self.setting.model, server)
+            state = method.init(server.model, server)
         if resume and self.folder is not None:
             self.folder.must_hold(experiment.describe())
             self.warn(self.folder.must_be_on(self.setting.digests()))
@@ -182,6 +191,8 @@ class Loop:
             snapshot = self.snapshot(number, state, record, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
+            for callback in self.callbacks:
+                callback.on_saved(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
 
@@ -244,7 +255,11 @@ class Loop:
         """Write what is known before the first round."""
         if self.folder is not None and not self.folder.experiment.exists():
             experiment = self.setting.experiment
-            facts = {"threads": experiment.threads, "device": str(self.setting.device)}
+            facts = {
+                "threads": experiment.threads,
+                "device": str(self.setting.device),
+                "together": self.together,
+            }
             split = self.setting.split.to_json(self.setting.dataset.client_names)
             digests = self.setting.digests()
             self.folder.begin(experiment.to_toml(), split, facts, digests)
@@ -261,6 +276,7 @@ class Loop:
             classes=self.setting.dataset.classes,
             class_counts=self.setting.class_counts,
             clients=self.setting.client_names,
+            features=self.setting.features,
         )
         for callback in self.callbacks:
             callback.on_start(info)
@@ -275,7 +291,8 @@ class Loop:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
         least = self.setting.min_clients
-        if len(ledger.clients) < least:
+        # A round in which a method asks nobody is not short of anybody.
+        if ledger.traffic and len(ledger.clients) < least:
             raise RunStopped(
                 f"round {number} has {len(ledger.clients)} valid updates, "
                 f"fewer than min_clients = {least}"
@@ -374,11 +391,12 @@ class Loop:
         last = None if self.tested is None else self.tested.model
         kept = self.choice.kept
         shipped = kept or last or self.scoring.shippable(state, server, Ledger())
-        network = self.setting.runtime().load_tested(shipped)
-        tensors = network.whole(shipped)
+        loaded = load_tested(shipped, self.setting.model, self.setting.base)
+        network, tensors = as_shipped(loaded, shipped)
         if self.folder is not None:
-            tested = self.tested if kept is None else None
-            evaluation = self.engine.evaluate(shipped) if tested is None else tested.evaluation
+            tested = self.tested if kept is None and network is loaded else None
+            merged = shipped if network is loaded else tensors
+            evaluation = self.engine.evaluate(merged) if tested is None else tested.evaluation
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:

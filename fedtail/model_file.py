@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from fedtail.version import __version__
 
 if TYPE_CHECKING:
     from fedtail.config import Component
+    from fedtail.models import ModelSpec
     from fedtail.models.split_model import SplitModel
     from fedtail.setting import Setting
 
@@ -60,6 +62,8 @@ class ModelFile:
         Files and modules that know the model or the method.
     train
         What was trained of the network, as in the experiment: a method may split it there.
+    rate
+        Of sound: how many samples a second raw waveforms have.
     """
 
     model: Mapping[str, Any]
@@ -79,16 +83,19 @@ class ModelFile:
     counts: tuple[int, ...]
     plugins: tuple[str, ...] = ()
     train: str = "all"
+    rate: int | None = None
 
     @classmethod
     def of(cls, setting: Setting) -> ModelFile:
         """Return it for the model of a run."""
         from fedtail.models import ModelSpec
+        from fedtail.models.lora import merged_model
 
         experiment, dataset = setting.experiment, setting.dataset
         given, model = dataset.given, setting.architecture
         mean, std = setting.federation.constants
-        described, structure = {"python": place_of(model)}, structure_of(setting.base.module)
+        plain = merged_model(setting.base).module
+        described, structure = {"python": place_of(model)}, structure_of(plain)
         if isinstance(model, ModelSpec):
             described, structure = model.but(weights=None).describe(), ""
         return cls(
@@ -109,6 +116,7 @@ class ModelFile:
             counts=setting.class_counts,
             plugins=tuple(experiment.plugins),
             train=experiment.train,
+            rate=given.rate,
         )
 
     def to_json(self) -> str:
@@ -152,6 +160,7 @@ def network_of(
     """
     from fedtail.methods import Method
     from fedtail.models import SplitModel, made, with_cosine_heads
+    from fedtail.models.lora import merged_model
     from fedtail.models.split_model import load_tested
     from fedtail.models.trained import with_trained
     from fedtail.rng import contained
@@ -159,7 +168,7 @@ def network_of(
     model: Any = network
     python = file.model.get("python")
     if model is None:
-        model = file.model if python is None else found(python, where, "network", trust)
+        model = spec_of(file, where) or found(str(python), where, "network", trust)
     with contained(0):  # first weights are drawn, and then replaced
         try:
             module = made(model, file.shape, len(file.classes))
@@ -178,11 +187,20 @@ def network_of(
         built = base
         if file.method is not None:
             method: Method[Any] = Method.model_validate(file.method)
-            built = method.build_model(with_trained(base, file.train))
+            built = merged_model(method.build_model(with_trained(base, file.train)))
     try:
         return load_tested(tensors, built, base)
     except FedtailError as error:
         raise FedtailError(f"the network does not fit what '{where}' holds: {error}") from None
+
+
+def spec_of(file: ModelFile, where: str) -> ModelSpec | None:
+    """Return the description of a named network, from its run folder; nothing for other ones."""
+    from fedtail.models import ModelSpec
+
+    return (
+        None if "python" in file.model else ModelSpec.model_validate(file.model).kept(Path(where))
+    )
 
 
 def place_of(thing: Any) -> str:

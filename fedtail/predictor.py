@@ -6,7 +6,7 @@ is what a run returns (`Result.model`) and what `load` makes of a run folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,10 +20,14 @@ from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
-from fedtail.model_file import ModelFile, found, network_of
+from fedtail.model_file import ModelFile, found, network_of, spec_of
+from fedtail.models.spec import ModelSpec, Reader
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted
 from fedtail.setting import Setting, choose_device, runs_on_images
+
+RawInputs = Array | Sequence[str]
+"""Raw inputs: arrays of numbers, or texts where a model reads those."""
 
 
 class Predictor:
@@ -37,6 +41,8 @@ class Predictor:
         The network, loaded.
     transform
         The user's own function that inputs go through first, if there is one.
+    reader
+        What makes numbers of raw inputs, if they are texts or sound for a pretrained network.
 
     Attributes
     ----------
@@ -47,9 +53,14 @@ class Predictor:
     """
 
     def __init__(
-        self, file: ModelFile, model: SplitModel, transform: Transform | None = None
+        self,
+        file: ModelFile,
+        model: SplitModel,
+        transform: Transform | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.file = file
+        self.reader = reader
         self.model = model.eval()
         self.transform = transform
         self.classes = file.classes
@@ -62,7 +73,7 @@ class Predictor:
         """The plain network, which takes normalised inputs."""
         return self.model.module
 
-    def predict(self, x: Array) -> np.ndarray:
+    def predict(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input, as labels were given for training.
 
         That is names where they were names, and whole numbers (positions in `classes`) where they
@@ -71,12 +82,12 @@ class Predictor:
         found = self.numbers(x)
         return np.array(self.classes)[found] if self.file.named else found
 
-    def numbers(self, x: Array) -> np.ndarray:
+    def numbers(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input as a position in `classes`."""
         rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
         return torch.cat(rows).numpy()
 
-    def predict_proba(self, x: Array) -> np.ndarray:
+    def predict_proba(self, x: RawInputs) -> np.ndarray:
         """Return the softmax of the network's output, one row an input and one column a class.
 
         It is as the network gives it: not calibrated, and for the class frequencies of training
@@ -85,7 +96,7 @@ class Predictor:
         rows = [logits.softmax(dim=1).cpu() for logits in self._logits(x)]
         return torch.cat(rows).numpy()
 
-    def score(self, x: Array, y: Any) -> float:
+    def score(self, x: RawInputs, y: Any) -> float:
         """Return the share of inputs whose label is predicted: the accuracy that a run reports."""
         labels = numbered_labels(y, self.classes, self.file.named, "labels")
         if len(labels) != len(x):
@@ -103,8 +114,10 @@ class Predictor:
 
         export(self, Path(path), format)
 
-    def inputs(self, x: Array) -> Tensor:
+    def inputs(self, x: RawInputs) -> Tensor:
         """Return raw inputs as the network takes them, before they are normalised; all checked."""
+        if self.reader is not None:
+            return self.reader(x)
         array = x if isinstance(x, Tensor) else as_numpy(x, "inputs")
         must_be_inputs(array, "inputs")
         given = self.file.given_shape
@@ -131,7 +144,7 @@ class Predictor:
         allowed = "whole numbers from 0 to 255" if self.file.kind == "bytes" else "whole numbers"
         raise FedtailError(f"inputs are {allowed}, as in training; got {tensor.dtype} values")
 
-    def _logits(self, x: Array) -> Iterator[Tensor]:
+    def _logits(self, x: RawInputs) -> Iterator[Tensor]:
         inputs = self.inputs(x)
         for batch in torch.split(inputs, TEST_BATCH):  # as a run tests: the same bits
             ready = normalised_for(self.file, batch.to(self.device))
@@ -142,8 +155,15 @@ class Predictor:
 
     def __repr__(self) -> str:
         name = self.file.model.get("name") or self.file.model.get("python")
-        shape = " x ".join(map(str, self.file.given_shape))
-        return f"Predictor({name}, {self.file.kind} of {shape} to {len(self.classes)} classes)"
+        return f"Predictor({name}, {self.takes} to {len(self.classes)} classes)"
+
+    @property
+    def takes(self) -> str:
+        """What one raw input is, in words."""
+        if self.reader is not None and not self.file.rate:
+            return "texts"
+        kind = f"sound of {self.file.rate} Hz" if self.file.rate else self.file.kind
+        return f"{kind} of {' x '.join(map(str, self.file.given_shape))}"
 
 
 def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
@@ -158,7 +178,9 @@ def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
 
 def predictor_of(setting: Setting, network: SplitModel) -> Predictor:
     """Return the model of a run that is over in this process."""
-    return Predictor(ModelFile.of(setting), network, setting.dataset.given.transform)
+    file, spec = ModelFile.of(setting), setting.architecture
+    reader = spec.reader(file.shape, file.rate) if isinstance(spec, ModelSpec) else None
+    return Predictor(file, network, setting.dataset.given.transform, reader)
 
 
 def load(
@@ -197,7 +219,9 @@ def load(
     model = network_of(file, tensors, network, trust_plugins, str(run.path)).to(
         choose_device(device)
     )
-    predictor = Predictor(file, model, transform)
+    spec = None if network is not None else spec_of(file, str(run.path))
+    reader = None if spec is None else spec.reader(file.shape, file.rate)
+    predictor = Predictor(file, model, transform, reader)
     if predictor.images:
         cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
     return predictor

@@ -195,5 +195,10 @@ class Client:
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a torch generator of this task's own."""
-        stream = f"client/{purpose}/{self.turn}"
+        stream = client_stream(purpose, self.turn)
         return torch_generator(self.seed, stream, self.round, self.id, device)
+
+
+def client_stream(purpose: str, turn: int) -> str:
+    """Return the name of a stream of one of a client's tasks, beside round and client."""
+    return f"client/{purpose}/{turn}"

@@ -22,6 +22,7 @@ from fedtail.data.sources import Arrays, Digits, Npz, TorchData
 from fedtail.data.split import Split, make_split
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
+from fedtail.finish import ClosedFormFinish, Finish, NoFinish
 from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.loop import run
 from fedtail.losses import (
@@ -64,12 +65,15 @@ from fedtail.training import (
     ServerYogi,
     Shuffled,
 )
+from fedtail.training.closed_heads import LDA, BalancedRidge, ClosedHead, NearestMean
 
 __all__ = [
     "IID",
+    "LDA",
     "Arrays",
     "Augment",
     "BalancedDirichlet",
+    "BalancedRidge",
     "BalancedSoftmax",
     "BatchSampler",
     "ByClass",
@@ -78,6 +82,8 @@ __all__ = [
     "ClassBalanced",
     "ClassPrior",
     "Client",
+    "ClosedFormFinish",
+    "ClosedHead",
     "CrossEntropy",
     "Digits",
     "Dirichlet",
@@ -85,6 +91,7 @@ __all__ = [
     "Experiment",
     "Exponential",
     "FedtailError",
+    "Finish",
     "First",
     "Focal",
     "Form",
@@ -101,6 +108,8 @@ __all__ = [
     "Mean",
     "ModelSpec",
     "Natural",
+    "NearestMean",
+    "NoFinish",
     "NoTail",
     "Npz",
     "Number",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from fedtail.engines import Dropped, Engine
 from fedtail.engines.runtime import TEST_BATCH, Phase
 from fedtail.errors import RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason
+from fedtail.finish import Jury, shipped_network
 from fedtail.metrics import Evaluation, client_scores, personal_scores, scores
+from fedtail.metrics.scores import class_scores
 from fedtail.protocol import ClientId, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.setting import Setting
@@ -83,11 +85,23 @@ class Scoring:
 
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
         """Hold the exchanges that come after training, on a copy."""
-        method = self.setting.method
+        method, finish = self.setting.method, self.setting.experiment.finish
         with self.forgotten(server, "after"):
             final = drive(method.finalize(state, server), state, self.engine, server, ledger)
-        with blaming(f"server half, round {server.round}"):
-            return dict(method.eval_model(final))
+            with blaming(f"server half, round {server.round}"):
+                model = dict(method.eval_model(final))
+            network = shipped_network(model, self.setting.model, self.setting.base)
+            jury = Jury(self.setting.validators, self.judged)
+            exchange = finish.exchange(model, network, server, jury)
+            return drive(exchange, model, self.engine, server, ledger)
+
+    def judged(self, right: Sequence[int], samples: Sequence[int], loss: float) -> float | None:
+        """Return the score that the run's rounds are compared by, the larger the better."""
+        experiment = self.setting.experiment
+        if experiment.score == "loss":
+            return -loss if sum(samples) else None
+        found = class_scores(right, samples, experiment.groups, self.setting.class_counts)
+        return cast(float | None, found[experiment.score])
 
     def validation(self, model: dict[str, Tensor], server: Server) -> dict[str, Any]:
         """Have a model counted by those who hold samples out; what that costs stands with it."""

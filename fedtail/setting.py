@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
+from fedtail.data.formats.images import ImageFiles
 from fedtail.data.partitions import Natural
 from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
@@ -21,24 +23,50 @@ from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
+from fedtail.finish import shipped_network
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
+from fedtail.metrics.traffic import GB, human_bytes
 from fedtail.models import ModelLike, ModelSpec, fitted, made, with_cosine_heads
+from fedtail.models.spec import with_numbers
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
+from fedtail.once import (
+    Heads,
+    Unsuited,
+    feature_stores,
+    features_key,
+    frozen_body,
+    heads_on_features,
+)
 from fedtail.privacy.cohorts import Cohorts
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 from fedtail.state import digest
+from fedtail.volume import Traffic
 
 DEFAULT_CLIENTS = 10
+MUCH = 1.0
+"""From so many gigabytes on, what a run sends is said before it starts."""
+COUNTED_CLIENTS = 1000
+"""How many clients stand for all where the classes that they hold are counted."""
 LOOKED_AT = 64
 """How many inputs stand for all where each is decoded from a file of its own."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The real things behind an experiment."""
+    """The real things behind an experiment.
+
+    Attributes
+    ----------
+    base, model
+        The user's network, and what the method makes of it.
+    heads
+        What clients train in their place, where features are computed once (`with_features`).
+    features
+        A clause on that, or on why not; empty where nothing before the classifier is frozen.
+    """
 
     experiment: Experiment
     dataset: Dataset
@@ -47,6 +75,13 @@ class Setting:
     base: SplitModel
     model: SplitModel
     device: torch.device
+    heads: Heads | None = None
+    features: str = ""
+
+    @property
+    def trained(self) -> Heads:
+        """What tasks are done with: the networks, or heads on features."""
+        return self.heads or Heads(self.base, self.model)
 
     @property
     def method(self) -> Method[Any]:
@@ -101,7 +136,37 @@ class Setting:
             return range(trained)
         return range(trained, trained + len(self.split.held_out) - len(self.split))
 
+    @cached_property
+    def traffic(self) -> Traffic | None:
+        """What will be sent, where that grows with classes and features."""
+        experiment, classes = self.experiment, self.dataset.num_classes
+        last = experiment.finish.volume(self.base, classes)
+        if last is None and self.method.volume(self.model, classes, 0) is None:
+            return None
+        some = range(0, len(self.federation), max(1, len(self.federation) // COUNTED_CLIENTS))
+        held = [int((self.federation.counts(k) > 0).sum()) for k in some]
+        # Protected updates have rows of all classes, zeros included.
+        mean = classes if experiment.protected else sum(held) / max(1, len(held))
+        own = self.method.volume(self.model, classes, mean)
+        volumes = [volume for volume in (own, last) if volume is not None]
+        return Traffic.of(volumes, experiment.rounds, self.cohort, len(self.federation))
+
+    def check_traffic(self) -> None:
+        """Refuse a run that would send more than its limit, with the number."""
+        limit, traffic = self.experiment.traffic_limit, self.traffic
+        if limit and traffic is not None and traffic.total > limit * GB:
+            raise FedtailError(
+                f"method '{self.method.name}' would send {traffic.sentence}, more than "
+                f"traffic_limit = {limit:g} GB: {traffic.less}; or raise the limit with "
+                f"traffic_limit={math.ceil(traffic.total / GB)} (0 is no limit)"
+            )
+
     def remarks(self) -> list[str]:
+        """Return what is odd about the classes, and much traffic, a sentence each."""
+        much = self.traffic is not None and self.traffic.total >= MUCH * GB
+        return [*self.odd_classes(), *([self.traffic.remark] if self.traffic and much else [])]
+
+    def odd_classes(self) -> list[str]:
         """Return what is odd about the classes, a sentence each."""
         held = np.array(self.class_counts)
         if not held.any():  # nobody said what the clients hold
@@ -143,7 +208,7 @@ class Setting:
             clients=clients,
             per_round=self.experiment.per_round or len(clients),
             num_classes=self.dataset.num_classes,
-            model=self.model,
+            model=self.trained.model,
             seed=self.experiment.seed,
             device=self.device,
             data=self.federation.server_data(self.split.server),
@@ -155,12 +220,38 @@ class Setting:
         return Runtime(
             self.federation,
             self.method,
-            self.base,
-            self.model,
+            self.trained.base,
+            self.trained.model,
             self.experiment.seed,
             self.device,
             client_side,
         )
+
+    def with_features(self) -> Setting:
+        """Return the same setting, with heads on features where that is the same but faster."""
+        where, base, federation = self.experiment.features, self.base, self.federation
+        if where == "anew" or not frozen_body(base):
+            return self
+        server = torch.from_numpy(self.split.server)
+        try:
+            heads, seen = heads_on_features(self.method, base, self.model, federation)
+            key = features_key(base, seen, self._computing()) if where == "disk" else ""
+            stores = feature_stores(base, federation, server, key)
+        except Unsuited as reason:
+            return replace(self, features=f"features computed every time: {reason}")
+        size = human_bytes(sum(store.nbytes for store in stores))
+        said = f"features computed once ({base.feature_dim} a sample, {size}, {where})"
+        return replace(
+            self, federation=federation.with_features(stores), heads=heads, features=said
+        )
+
+    def _computing(self) -> str:
+        """Return a digest of the data, and what changes the last bits of what is computed."""
+        sets = [_all_of(held.x) for held in (self.dataset.train, self.dataset.test)]
+        how = (
+            f"{torch.__version__} {self.experiment.threads} {self.device} {self.federation.tokens}"
+        )
+        return " ".join([*sets, how])
 
 
 def _seen(x: Features) -> Tensor:
@@ -168,6 +259,15 @@ def _seen(x: Features) -> Tensor:
     if isinstance(x, Tensor):
         return x
     return x[torch.arange(0, len(x), max(1, len(x) // LOOKED_AT))]
+
+
+def _all_of(x: Features) -> str:
+    """Return a digest of all inputs; of image files their names, sizes and times stand for them."""
+    if isinstance(x, Tensor):
+        return digest({"x": x})
+    if not isinstance(x, ImageFiles):
+        raise Unsuited(f"a {type(x).__name__} does not say what it holds; features=memory can be")
+    return digest({x.facts(): torch.empty(0)})
 
 
 def choose_device(name: str) -> torch.device:
@@ -213,6 +313,14 @@ def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
     return ModelSpec.inside(experiment.data.model_for(dataset)) if model is None else model
 
 
+def as_taken(experiment: Experiment, dataset: Dataset) -> Dataset:
+    """Return the data as the network takes it, before it is normalised."""
+    if experiment.model is None:
+        dataset = with_numbers(dataset)  # which network suits texts, nobody can say
+    network = architecture(experiment, dataset)
+    return network.inputs(dataset) if isinstance(network, ModelSpec) else with_numbers(dataset)
+
+
 def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     """Cut the tail and share the samples out to clients."""
     asked = dataset.client_train is None or "partition" in experiment.model_fields_set
@@ -220,7 +328,8 @@ def share_out(experiment: Experiment, dataset: Dataset) -> Split:
     natural = isinstance(partition, Natural)
     clients = experiment.clients or (None if natural else DEFAULT_CLIENTS)
     return make_split(
-        dataset.train.y.numpy(),
+        # A copy: workers move the labels into shared memory, and a view would be of what was freed.
+        dataset.train.y.numpy().copy(),
         dataset.num_classes,
         experiment.tail,
         partition,
@@ -276,7 +385,7 @@ def takes_whole(model: SplitModel, x: Tensor, num_classes: int) -> bool:
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
-    dataset = experiment.data.load()
+    dataset = as_taken(experiment, experiment.data.load())
     split = share_out(experiment, dataset)
     experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)
@@ -303,4 +412,15 @@ def prepare(experiment: Experiment) -> Setting:
             " differential privacy does not cover: give data.mean and data.std, or"
             " data.normalisation=none"
         )
-    return Setting(experiment, dataset, split, federation, base, model, device)
+    setting = Setting(experiment, dataset, split, federation, base, model, device)
+    check_finish(setting)
+    setting.check_traffic()
+    return setting
+
+
+def check_finish(setting: Setting) -> None:
+    """Refuse a last step that cannot be done to what the method ships."""
+    method, finish = setting.method, setting.experiment.finish
+    if finish.asks:
+        shipped = dict(method.eval_model(method.init(setting.model, setting.server(0))))
+        finish.check(shipped_network(shipped, setting.model, setting.base))

@@ -12,6 +12,7 @@ from fedtail.exchange import Ledger, drive, first_reason
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.model_file import ModelFile
+from fedtail.models import ModelSpec
 from fedtail.setting import Setting
 from fedtail.standardise import ask_constants
 
@@ -44,6 +45,8 @@ def settle_inputs(
         federation.standardise(mean, std)
         engine.begin(0, "training")  # what the method draws must not depend on having asked
     if folder is not None:
+        if isinstance(setting.architecture, ModelSpec):
+            setting.architecture.keep(folder.path)
         write_atomic(folder.description, ModelFile.of(setting).to_json())
 
 

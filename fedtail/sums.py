@@ -119,6 +119,30 @@ def add(total: Sequence[Tensor], numbers: Tensor, weight: float, frame: Frame) -
             rest.sub_(whole.mul_(2.0**-shift))  # exact: it cancels the leading bits
 
 
+def add_stack(total: Sequence[Tensor], numbers: Tensor, weights: Tensor, frame: Frame) -> None:
+    """Add w_k·x_k of many clients k to a sum, in place: the bits of adding one after the other.
+
+    Parameters
+    ----------
+    total
+        The integers of the sum.
+    numbers
+        x, with a dimension of clients in front.
+    weights
+        w of each client, in float64.
+    frame
+        How numbers become whole ones.
+    """
+    flat = numbers.detach().to("cpu").reshape(len(weights), -1)
+    columns = max(1, PIECE // len(weights))
+    for start in range(0, flat.shape[1], columns):
+        rest = flat[:, start : start + columns].to(torch.float64) * weights[:, None]
+        for part, shift in zip(total, frame.shifts, strict=True):
+            whole = (rest * 2.0**shift).round_()
+            part.view(-1)[start : start + columns].add_(whole.to(torch.int64).sum(dim=0))
+            rest.sub_(whole.mul_(2.0**-shift))
+
+
 def opened(parts: Sequence[Tensor], frame: Frame) -> Tensor:
     """Return a sum of addends as a number, in float64."""
     pieces = [

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedtail.forms import CLASSES, ByClass, First, Form, How, Mean, Total
-from fedtail.protocol import Payload, Scalar, Update
-from fedtail.sums import Frames, add, opened, wide, zeros
+from fedtail.protocol import ClientId, Payload, Scalar, Update
+from fedtail.sums import Frames, add, add_stack, opened, wide, zeros
 
 SAMPLES_NAME = "samples"
 ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
@@ -63,6 +63,24 @@ class Totals(Protocol):
         """Return the sum of a scalar."""
 
 
+class StackedUpdates(NamedTuple):
+    """Updates of many clients.
+
+    Attributes
+    ----------
+    clients
+        Whose they are.
+    tensors
+        By their flat names, with a dimension of clients in front; none with rows by class.
+    extras
+        What else each client sends: all scalars, and tensors that are not alike.
+    """
+
+    clients: Sequence[ClientId]
+    tensors: Mapping[str, Tensor]
+    extras: Sequence[Payload]
+
+
 @dataclass
 class Sums:
     """Adds up updates of one form, one after the other, in any order.
@@ -80,10 +98,56 @@ class Sums:
 
     def add(self, update: Update) -> None:
         """Add one update."""
+        self._count([update.payload.scalars])
+        self._spread(update)
+
+    def add_stack(self, updates: StackedUpdates) -> None:
+        """Add the updates of many clients: the bits of adding one after the other."""
+        scalars = [more.scalars for more in updates.extras]
+        self._count(scalars)
+        for client, more in zip(updates.clients, updates.extras, strict=True):
+            if more.tensors:
+                self._spread(Update(client, more))
+        for name, stack in updates.tensors.items():
+            how = self.form.how.get(name)
+            within = how.within if isinstance(how, Mean | First) else ""
+            parts: dict[Part, list[int]] = {}
+            for row, told in enumerate(scalars):
+                parts.setdefault(told.get(within), []).append(row)
+            for part, rows in parts.items():
+                some = stack if len(parts) == 1 else stack[rows]
+                match how:
+                    case First():
+                        row = min(rows, key=lambda row: updates.clients[row])
+                        lowest = Fraction(updates.clients[row])
+                        self._join((name, part), Pile([stack[row].clone()], lowest, len(rows)))
+                    case Mean():
+                        weights = [weight(scalars[row], how) for row in rows]
+                        self._put_stack((name, part), some, weights)
+                    case Total():
+                        self._put_stack((name, None), some, [1.0] * len(rows))
+
+    def add_sum(self, name: str, numbers: Tensor, weights: Sequence[float]) -> None:
+        """Add Σ w_k·x_k of a tensor, which somebody else added up, in float64."""
+        key, frame = (name, None), self.frames.of(name)
+        if key not in self.piles:
+            self.piles[key] = Pile(zeros(numbers.shape, frame))
+        add(self.piles[key].whole, numbers, 1.0, frame)
+        self._weigh(key, sum(map(Fraction, weights), start=Fraction(0)), len(weights))
+
+    def _count(self, scalars: Sequence[Mapping[str, Scalar]]) -> None:
+        """Add scalars of updates, each update's own."""
+        for name in dict.fromkeys(name for told in scalars for name in told):
+            values = [told[name] for told in scalars if name in told]
+            if all(isinstance(value, int) for value in values):
+                self.scalars[name] = self.scalar(name) + sum(cast(list[int], values))
+            else:
+                exact = (Fraction(v) for v in values if not isinstance(v, str))
+                self.scalars[name] = sum(exact, start=self.scalar(name))
+
+    def _spread(self, update: Update) -> None:
+        """Add the tensors of one update."""
         payload = update.payload
-        for name, value in payload.scalars.items():
-            if not isinstance(value, str):
-                self.scalars[name] = self.scalar(name) + Fraction(value)
         for name, tensor in payload.tensors.items():
             match how := self.form.how.get(name):
                 case ByClass():
@@ -94,7 +158,11 @@ class Sums:
                     key, first = (name, payload.scalars.get(how.within)), Fraction(update.client)
                     self._join(key, Pile([tensor], first, 1))
                 case Mean():
-                    self._put((name, payload.scalars.get(how.within)), tensor, weight(payload, how))
+                    self._put(
+                        (name, payload.scalars.get(how.within)),
+                        tensor,
+                        weight(payload.scalars, how),
+                    )
                 case Total():
                     self._put((name, None), tensor, 1.0)
 
@@ -108,6 +176,18 @@ class Sums:
         pile = self.piles[key]
         add(pile.whole, tensor, weight, frame)
         self._weigh(key, Fraction(weight), 1)
+
+    def _put_stack(self, key: Key, stack: Tensor, weights: Sequence[float]) -> None:
+        heavy = sum(map(Fraction, weights), start=Fraction(0))
+        if not stack.is_floating_point():
+            whole = stack.sum(dim=0) if summed(self.form.how[key[0]]) else stack.amax(dim=0)
+            self._join(key, Pile([whole], heavy, len(weights)))
+            return
+        frame = self.frames.of(key[0])
+        if key not in self.piles:
+            self.piles[key] = Pile(zeros(stack.shape[1:], frame))
+        add_stack(self.piles[key].whole, stack, torch.tensor(weights, dtype=torch.float64), frame)
+        self._weigh(key, heavy, len(weights))
 
     def merge(self, other: Sums) -> None:
         """Add what another one has added up, which gives the bits of adding up all here."""
@@ -239,7 +319,7 @@ def summed(how: How) -> bool:
     return isinstance(how, Total) or (isinstance(how, ByClass) and not how.mean)
 
 
-def weight(payload: Payload, how: Mean) -> float:
+def weight(scalars: Mapping[str, Scalar], how: Mean) -> float:
     """Return p_k, up to a factor; who sends no such number weighs 1."""
-    value = float(payload.scalars.get(how.by or SAMPLES_NAME, 1))
+    value = float(scalars.get(how.by or SAMPLES_NAME, 1))
     return value if how.by else float(value > 0)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedtail.forms import LARGEST
+from fedtail.forms import LARGEST, First, Form, Like, Mean, Number, Total
+from fedtail.protocol import Payload, Update
 from fedtail.sums import PIECE, Frame, Frames, add, narrow, opened, wide, zeros
+from fedtail.totals import StackedUpdates, Sums
 
 
 def summed(numbers: list[Tensor], weights: list[float], frame: Frame) -> Tensor:
@@ -99,3 +102,28 @@ def test_large_tensors_are_added_piece_by_piece() -> None:
     x = torch.arange(size, dtype=torch.float32).reshape(1, size)
     frame = narrow(x, 2, 2.0)
     assert torch.equal(summed([x, x], [1.0, 2.0], frame), 3 * x.double())
+
+
+@pytest.mark.parametrize("how", [Mean(), Mean(by=""), Mean(within="part"), Total(), First()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_stack_of_updates_adds_up_to_the_same_bits(how: Any, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stack = (100 * torch.randn(5, 3, 2, generator=generator)).to(dtype)
+    form = Form().group("model", {"w": Like((3, 2), dtype)}, how)
+    form = form.group("more", {"v": Like((2,))}).numbers(samples=Number(), part=Number())
+    extras = [
+        Payload({"more/v": torch.full((2,), 0.1 * k)}, {"samples": k + 1, "part": k % 2})
+        for k in range(5)
+    ]
+    clients = [4, 2, 7, 0, 1]
+    one_by_one, at_once = Sums(form), Sums(form)
+    for k, client in enumerate(clients):
+        whole = Payload({"model/w": stack[k], **extras[k].tensors}, extras[k].scalars)
+        one_by_one.add(Update(client, whole))
+    at_once.add_stack(StackedUpdates(clients, {"model/w": stack}, extras))
+    assert at_once.piles.keys() == one_by_one.piles.keys()
+    assert at_once.scalars == one_by_one.scalars
+    for key, pile in one_by_one.piles.items():
+        other = at_once.piles[key]
+        assert (other.weight, other.count) == (pile.weight, pile.count)
+        assert all(torch.equal(a, b) for a, b in zip(other.whole, pile.whole, strict=True))

@@ -28,6 +28,8 @@ class RunInfo:
         Class names, and how many training samples of each all clients hold together.
     clients
         What the clients are called; a record has their numbers.
+    features
+        A clause on features of a frozen body: that they are computed once, or why not.
     """
 
     name: str
@@ -38,6 +40,7 @@ class RunInfo:
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
     clients: tuple[str, ...] = ()
+    features: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ class Callback:
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """After `on_round`, with everything that the next round starts from."""
+
+    def on_saved(self, snapshot: Snapshot) -> None:
+        """After all have had the snapshot, and it is saved if it is to be."""
 
     def on_warning(self, message: str) -> None:
         """When a client is dropped, or a round keeps the old model."""

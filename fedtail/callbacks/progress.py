@@ -75,10 +75,13 @@ class Progress(Callback):
         self._round = info.done
         self._scores = ""
         self._last: Record = {}
+        once = f", {info.features}" if info.features else ""
         if self.console.is_terminal and not self.console.is_dumb_terminal:
+            if once:
+                self._print(f"{info.name}{once}")
             self._open()
         else:
-            self._print(f"{info.name}: {info.rounds} rounds{_from(info.done)}")
+            self._print(f"{info.name}: {info.rounds} rounds{_from(info.done)}{once}")
 
     def on_round(self, record: Record) -> None:
         """Show the round."""

@@ -14,6 +14,7 @@ from fedtail.files import write_atomic
 
 if TYPE_CHECKING:
     from fedtail.privacy.audit import Audit
+    from fedtail.privacy.moment_audit import MomentLeak
 
 EXAMPLES = """Examples:
 
@@ -95,8 +96,30 @@ def as_page(found: Audit) -> str:
             f"- Features that the server made: mean largest cosine with training features of the "
             f"class {made:.3f}; of test samples {unseen:.3f}, of noise {noise:.3f}."
         )
+    if found.moments is not None:
+        lines += ["", *_of_moments(found.moments)]
     lines += ["", "These attacks are simple: what they do not find may still be there.", ""]
     return "\n".join(lines)
+
+
+def _of_moments(leak: MomentLeak) -> list[str]:
+    lines = [
+        "Sums of features, as they are sent without protection:",
+        "",
+        f"- {leak.alone} of {leak.samples} samples are their client's only one of their class: the "
+        "class sum is the sample's feature vector.",
+    ]
+    if leak.small:
+        lines += [
+            f"- {leak.small} clients have fewer samples than the {leak.width} features. Of the "
+            f"{leak.attacked} smallest (up to {leak.largest} samples):",
+            "  telling their samples from test samples by the span of their second moments has an "
+            f"AUC of {_number(leak.members)} (1 is certainty, 0.5 chance);",
+            "  features that were computed from these sums have a mean largest cosine of "
+            f"{_number(leak.recovered)} with the real ones, both less the mean of all; random ones "
+            f"with the same second moments {_number(leak.chance)}.",
+        ]
+    return lines
 
 
 def _number(value: float | None) -> str:

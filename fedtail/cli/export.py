@@ -39,7 +39,7 @@ def export_command(
     the model predicts, for every sample.
     """
     from fedtail.cli.execute import reopen
-    from fedtail.export import ENDINGS, Format, agreement, export
+    from fedtail.export import ENDINGS, Format, agreement, export, graph_shape
     from fedtail.folder import RunFolder
     from fedtail.predictor import load
 
@@ -49,8 +49,9 @@ def export_command(
     model = load(run, trust_plugins=trust_plugins)
     path = run / f"model{ENDINGS[kind]}" if out is None else out
     predicted = export(model, path, kind)
-    inputs = " x ".join(["samples", *map(str, model.file.given_shape)])
-    print(f"{path}  takes {model.file.kind} of {inputs}, gives logits and probabilities")
+    inputs = " x ".join(["samples", *map(str, graph_shape(model))])
+    first = "" if model.reader is None else f", as {run / 'pretrained'} makes them of {model.takes}"
+    print(f"{path}  takes {model.file.kind} of {inputs}{first}, gives logits and probabilities")
     folder = RunFolder(run)
     try:
         test = reopen(folder, trust_plugins).data.load().test

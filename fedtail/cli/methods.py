@@ -50,6 +50,8 @@ def methods(
 
 def facts(cls: type[Method[Any]]) -> dict[str, Any]:
     """Return what is known of a method, as plain data."""
+    from fedtail.engines.together import can_train_together
+
     return {
         "name": cls.name,
         "family": cls.family,
@@ -57,6 +59,7 @@ def facts(cls: type[Method[Any]]) -> dict[str, Any]:
         "summary": _first_line(cls),
         "needs": list(cls.needs),
         "traffic": cls.traffic,
+        "together": can_train_together(cls),
         "parameters": parameters(cls),
     }
 
@@ -123,7 +126,9 @@ def show_one(cls: type[Method[Any]]) -> None:
     console.print(f"[bold]{cls.name}[/bold]  {escape(_first_line(cls))}", highlight=False)
     console.print(cls.paper, highlight=False, markup=False)
     needs = ", ".join(cls.needs) or "nothing beyond FedAvg"
-    console.print(f"needs: {needs}; extra traffic: {cls.traffic}\n", highlight=False, markup=False)
+    console.print(f"needs: {needs}; extra traffic: {cls.traffic}", highlight=False, markup=False)
+    how = "can train together" if facts(cls)["together"] else "train one by one"
+    console.print(f"clients {how}\n", highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("field", no_wrap=True)
     table.add_column("default", no_wrap=True)

@@ -52,7 +52,11 @@ FLAGS = {
         "a source: see `fedtail data list`; or your own .npz file",
     ),
     "model": Flag(
-        "model", str, "NAME", EXPERIMENT, "the network, such as resnet8 (default: fits the data)"
+        "model",
+        str,
+        "NAME|hf:NAME",
+        EXPERIMENT,
+        "the network, such as resnet8, or a pretrained one (default: fits the data)",
     ),
     "train": Flag("train", str, "WHAT", EXPERIMENT),
     "imbalance": Flag(
@@ -82,7 +86,8 @@ FLAGS = {
     "batch_size": Flag("method.local.batch_size", int, "N", TRAINING),
     "lr": Flag("method.local.lr", float, "RATE", TRAINING),
     "seed": Flag("seed", int, "N", EXPERIMENT),
-    "workers": Flag("workers", int, "N", RUNNING),
+    "workers": Flag("workers", str, "N|auto", RUNNING),
+    "together": Flag("together", str, "N|auto", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"
@@ -145,10 +150,11 @@ Grids = Annotated[
     ),
 ]
 JobCount = Annotated[
-    int,
+    str,
     typer.Option(
-        metavar="N",
-        help="how many runs go side by side, each in a process; same numbers (default 1)",
+        metavar="N|auto",
+        help="how many runs go side by side, each in a process; same numbers (default auto: as "
+        "many as cores are free, if it is worth it)",
         rich_help_panel=RUNNING,
         show_default=False,
     ),

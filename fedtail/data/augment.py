@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -22,24 +25,65 @@ class Augment(Config):
         False, description="one offset and one flip for the whole batch (as CReFF's code does)"
     )
 
+    @property
+    def on(self) -> bool:
+        """Whether anything is done."""
+        return bool(self.crop or self.flip or self.cutout)
+
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the augmented batch; numbers are drawn on the CPU so that devices agree."""
+        """Return the augmented batch."""
         if x.ndim != 4:
             return x
-        n = 1 if self.per_batch else len(x)
+        return self.changed(x, self.draws(len(x), x.shape[-2:], generator))
+
+    def draws(self, n: int, size: Sequence[int], generator: torch.Generator) -> Draws:
+        """Return the random numbers of n images, drawn on the CPU so that devices agree."""
+        each = 1 if self.per_batch else n
+        offsets = mirrored = centres = None
         if self.crop:
-            x = _crop(
-                x, self.crop, torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator)
-            )
+            offsets = torch.randint(0, 2 * self.crop + 1, (2, each), generator=generator)
+            offsets = offsets.expand(2, n)
         if self.flip:
-            mirrored = (torch.rand(n, generator=generator) < 0.5).to(x.device)
-            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+            mirrored = (torch.rand(each, generator=generator) < 0.5).expand(n)
         if self.cutout:
-            height, width = x.shape[-2:]
-            rows = torch.randint(0, height, (len(x),), generator=generator)
-            columns = torch.randint(0, width, (len(x),), generator=generator)
-            x = x.masked_fill(_square(rows, columns, height, width, self.cutout).to(x.device), 0.0)
+            rows = torch.randint(0, size[0], (n,), generator=generator)
+            centres = torch.stack([rows, torch.randint(0, size[1], (n,), generator=generator)])
+        return Draws(offsets, mirrored, centres)
+
+    def changed(self, x: Tensor, draws: Draws) -> Tensor:
+        """Return images under what was drawn for them."""
+        if draws.offsets is not None:
+            x = _crop(x, self.crop, draws.offsets)
+        if draws.mirrored is not None:
+            x = torch.where(draws.mirrored.to(x.device)[:, None, None, None], x.flip(-1), x)
+        if draws.centres is not None:
+            square = _square(draws.centres[0], draws.centres[1], x.shape[-2:], self.cutout)
+            x = x.masked_fill(square.to(x.device), 0.0)
         return x
+
+
+class Draws(NamedTuple):
+    """What was drawn for each image of a batch, or nothing where nothing is done.
+
+    Attributes
+    ----------
+    offsets
+        (2, n), row and column at which the padded image is cut.
+    mirrored
+        (n,), whether left and right change places.
+    centres
+        (2, n), row and column of the centre of the square that is set to zero.
+    """
+
+    offsets: Tensor | None
+    mirrored: Tensor | None
+    centres: Tensor | None
+
+
+def joined(draws: Sequence[Draws]) -> Draws:
+    """Return what was drawn for several batches, as for one after the other."""
+    parts = zip(*draws, strict=True)
+    return Draws(*(None if part[0] is None else torch.cat(part, dim=-1) for part in parts))
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -56,7 +100,7 @@ def _crop(x: Tensor, margin: int, offsets: Tensor) -> Tensor:
     """Cut each image of the padded batch at its own (row, column) offset."""
     n, _, height, width = x.shape
     padded = pad(x, (margin,) * 4)
-    offsets = offsets.to(x.device).expand(2, n)
+    offsets = offsets.to(x.device)
     rows = offsets[0][:, None] + torch.arange(height, device=x.device)
     columns = offsets[1][:, None] + torch.arange(width, device=x.device)
     images = torch.arange(n, device=x.device)[:, None, None]
@@ -65,11 +109,11 @@ def _crop(x: Tensor, margin: int, offsets: Tensor) -> Tensor:
     )
 
 
-def _square(rows: Tensor, columns: Tensor, height: int, width: int, side: int) -> Tensor:
+def _square(rows: Tensor, columns: Tensor, size: Sequence[int], side: int) -> Tensor:
     """Return the mask of a square of the given side around each centre, cut at the border."""
     half = side // 2
-    y = torch.arange(height)[None, :] - rows[:, None]
-    x = torch.arange(width)[None, :] - columns[:, None]
+    y = torch.arange(size[0])[None, :] - rows[:, None]
+    x = torch.arange(size[1])[None, :] - columns[:, None]
     inside_y = (y >= -half) & (y < side - half)
     inside_x = (x >= -half) & (x < side - half)
     return (inside_y[:, :, None] & inside_x[:, None, :])[:, None]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.config import Component, Registry
+from fedtail.data.texts import Texts, texts_of
 from fedtail.errors import FedtailError
 from fedtail.plugins import first_line
 
@@ -70,12 +71,15 @@ class Given:
         What was done to them first.
     named
         Whether labels were given as names, so that predictions are names.
+    rate
+        Of sound: how many samples a second waveforms have.
     """
 
     shape: tuple[int, ...] = ()
     scale: tuple[float, ...] = ()
     transform: Transform | None = None
     named: bool = False
+    rate: int | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
 
 
 def checked_samples(
-    x: np.ndarray | Tensor,
+    x: np.ndarray | Tensor | Texts,
     y: np.ndarray | Tensor,
     num_classes: int | None,
     where: str,
@@ -244,7 +248,8 @@ def checked_samples(
         What the two arrays are called there.
     """
     at_x, at_y = (f"{where}, {name}" for name in names) if names else (where, where)
-    samples = Samples(checked_features(x, at_x), checked_labels(y, num_classes, at_y))
+    features = x if isinstance(x, Texts) else texts_of(x) or checked_features(x, at_x)
+    samples = Samples(features, checked_labels(y, num_classes, at_y))
     if len(samples.x) != len(samples.y):
         raise FedtailError(
             f"{where}{', ' + ' and '.join(names) if names else ''}: {len(samples.x)} inputs but "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
+from fedtail.data.feature_store import FeatureStore
 from fedtail.data.parts import Parts
 
 
@@ -24,7 +27,10 @@ class ServerData:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's samples: positions into the shared data, gathered batch by batch."""
+    """One client's samples: positions into the shared data, gathered batch by batch.
+
+    With a `store`, what is gathered are their features, computed once.
+    """
 
     samples: Samples
     positions: Tensor
@@ -36,6 +42,7 @@ class ClientData:
     channels_last: bool = False
     apart: Tensor | None = None  # positions of what is held out
     tokens: bool = False
+    store: FeatureStore | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -53,11 +60,19 @@ class ClientData:
 
         They are augmented if a generator is given.
         """
-        x = self.samples.x[self.positions[index]].to(self.device)
+        wanted, y = self.positions[index], self.labels[index].to(self.device)
+        if self.store is not None:
+            constants = (self.mean, self.std)
+            x = self.store.features(wanted, self.positions, self._inputs, constants)
+            return x.to(self.device), y
+        return self._inputs(wanted, generator), y
+
+    def _inputs(self, positions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        x = self.samples.x[positions].to(self.device)
         x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
-        return laid_out(x, self.channels_last), self.labels[index].to(self.device)
+        return laid_out(x, self.channels_last)
 
     def values(self, start: int, stop: int) -> Tensor:
         """Return a range of inputs as they are, in float64; bytes count 0 to 1."""
@@ -82,6 +97,11 @@ class Federation:
         For each client the positions that it holds out; who only holds out comes after who trains.
     tokens
         Whether inputs are numbers of things (words, categories), which stay whole.
+
+    Attributes
+    ----------
+    stores
+        Of training and of test samples, features in the place of inputs (`with_features`).
     """
 
     def __init__(
@@ -108,6 +128,7 @@ class Federation:
         self.asks = "none" if tokens else dataset.normalisation
         self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
+        self.stores: tuple[FeatureStore, FeatureStore] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -132,12 +153,27 @@ class Federation:
             channels_last=self.channels_last,
             apart=_part(self._held_order, self._held_offsets, k),
             tokens=self.tokens,
+            # Before constants are known, nothing but sums of inputs is asked for.
+            store=self.stores[0] if self.stores and (told or self.known) else None,
         )
+
+    def with_features(self, stores: tuple[FeatureStore, FeatureStore]) -> Federation:
+        """Return the same federation, whose batches are features of training and test samples."""
+        same = copy.copy(self)
+        same.stores = stores
+        return same
+
+    def held(self) -> Tensor:
+        """Return the positions of all samples that clients train on or hold out."""
+        return torch.cat([self.order, self._held_order])
+
+    def positions(self, k: int) -> Tensor:
+        """Return where client k's samples stand in the data set."""
+        return _part(self.order, self.offsets, k)
 
     def size(self, k: int) -> int:
         """Return how many samples client k has, those that it holds out included."""
-        held = _part(self._held_order, self._held_offsets, k)
-        return len(_part(self.order, self.offsets, k)) + len(held)
+        return _length(self.offsets, k) + _length(self._held_offsets, k)
 
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
@@ -154,8 +190,17 @@ class Federation:
 
     def test_samples(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels at some positions."""
-        x = self.ready(self.test.x[positions].to(self.device))
-        return x, self.test.y[positions].to(self.device)
+        y = self.test.y[positions].to(self.device)
+        if self.stores is None:
+            return self._ready_at(self.test, positions), y
+        inputs, constants = partial(self._ready_at, self.test), (self.mean, self.std)
+        x = self.stores[1].features(positions, positions, inputs, constants)
+        return x.to(self.device), y
+
+    def example(self, most: int) -> Tensor:
+        """Return a few inputs as the network takes them: test samples, where there are any."""
+        samples = self.test if len(self.test) else self.train
+        return self._ready_at(samples, torch.arange(min(most, len(samples))))
 
     def tested_by(self, owner: int) -> Tensor:
         """Return the positions of a natural client's test samples."""
@@ -168,8 +213,14 @@ class Federation:
         if not len(positions):
             return None
         where = torch.from_numpy(positions)
-        x = self.ready(self.train.x[where].to(self.device))
-        return ServerData(x, self.train.y[where].to(self.device))
+        inputs, y = partial(self._ready_at, self.train), self.train.y[where].to(self.device)
+        if self.stores is None:
+            return ServerData(inputs(where), y)
+        store = self.stores[0]
+        if not self.known:  # constants come later, and then the server is given these again
+            return ServerData(store.encode(inputs(where)), y)
+        x = store.features(where, where, inputs, (self.mean, self.std))
+        return ServerData(x.to(self.device), y)
 
     @property
     def channels(self) -> int:
@@ -193,6 +244,9 @@ class Federation:
         self.mean.copy_(self._shaped(mean))
         self.std.copy_(self._shaped(std))
         self.known = True
+
+    def _ready_at(self, samples: Samples, positions: Tensor) -> Tensor:
+        return self.ready(samples.x[positions].to(self.device))
 
     def ready(self, x: Tensor) -> Tensor:
         """Return inputs on the device as the network takes them."""
@@ -218,6 +272,12 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:
     """Return client k's positions; of a client beyond the last one, none."""
     return order[offsets[k] : offsets[k + 1]] if k + 1 < len(offsets) else order[:0]
+
+
+def _length(offsets: Tensor, k: int) -> int:
+    """Return how many positions client k has, quickly."""
+    at = offsets.numpy()
+    return int(at[k + 1] - at[k]) if k + 1 < len(at) else 0
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:

@@ -26,6 +26,7 @@ from fedtail.data.dataset import (
     must_be_inputs,
 )
 from fedtail.data.held_out import held_out_clients
+from fedtail.data.texts import texts_of
 from fedtail.errors import FedtailError, some
 from fedtail.rng import numpy_generator
 
@@ -109,6 +110,8 @@ def given_by(raw: Raw) -> Given:
 
 def transformed(raw: Raw, transform: Transform) -> Raw:
     """Return arrays whose inputs went through the user's function, in parts."""
+    if texts_of(raw.x_train):
+        raise FedtailError("data.transform takes numbers, and the inputs are texts")
     test = None if raw.x_test is None else _through(transform, raw.x_test, "x_test")
     return replace(raw, x_train=_through(transform, raw.x_train, "x_train"), x_test=test)
 
@@ -302,7 +305,7 @@ def whole_clients(owner: np.ndarray, fraction: float, seed: int) -> tuple[np.nda
 def _samples(x: Array, y: Array, raw: Raw, where: str, part: str) -> Samples:
     """Return checked samples, the inputs scaled and as NCHW."""
     names = _names(raw.classes, f"{where}, classes")
-    scaled = arranged(x, raw.scale, f"{where}, x_{part}")
+    scaled = texts_of(x) or arranged(x, raw.scale, f"{where}, x_{part}")
     if part == "train":
         _tell_measurements(y, f"{where}, y_train")
     count = None if names is None else len(names)

@@ -237,10 +237,11 @@ def from_recipe(
     kept = recipe.tail.keep(whole, numpy_generator(recipe.seed, "tail"))
     server = _server_positions(whole, kept, recipe)
     kept = np.setdiff1d(kept, server, assume_unique=True) if len(server) else kept
-    left = Labels(y[kept], num_classes, None if owner is None else owner[kept])
+    everything = len(kept) == len(y)  # then nothing has to be copied
+    left = whole if everything else whole.at(kept)
     clients = recipe.clients or recipe.partition.all_clients(left)
     drawn = recipe.partition.split(left, clients, numpy_generator(recipe.seed, "partition"))
-    whole_parts = Parts.of(drawn).within(kept)
+    whole_parts = Parts.of(drawn) if everything else Parts.of(drawn).within(kept)
     parts, held, order = hold_out(y, whole_parts, recipe.validation, recipe.seed)
     if owner is None or not isinstance(recipe.partition, Natural):
         return Split(recipe, y, num_classes, kept, parts, server, held)

@@ -43,11 +43,12 @@ class ClientStates(dict[ClientId, dict[str, Tensor]]):
     @contextmanager
     def forgotten(self) -> Iterator[None]:
         """Undo at the end what is set in this block, at the cost of what is set."""
-        self._before = {}
+        outer = self._before
+        self._before = before = dict[ClientId, dict[str, Tensor] | None]()
         try:
             yield
         finally:
-            before, self._before = self._before, None
+            self._before = outer
             for client, state in before.items():
                 if state is None:
                     del self[client]

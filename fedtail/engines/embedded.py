@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedtail.engines.auto import Auto
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
+from fedtail.engines.block_size import tried
 from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
+from fedtail.engines.together import arranged, in_blocks
+from fedtail.engines.workers import Workers
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
 from fedtail.protocol import ClientId, Task, Tensors, Update
@@ -29,7 +33,7 @@ class Embedded:
     runtime
         The data, the method and the model.
     workers
-        How many worker processes; 0 for none.
+        How many worker processes; 0 for none, "auto" for as many as are worth it.
     threads
         How many threads each has.
     plugins
@@ -45,7 +49,7 @@ class Embedded:
     def __init__(
         self,
         runtime: Runtime,
-        workers: int = 0,
+        workers: Workers = 0,
         threads: int = 1,
         plugins: Sequence[str] = (),
         drop: bool = False,
@@ -56,8 +60,15 @@ class Embedded:
         self.runtime = runtime
         self.server_side = server_side
         self.executor: Executor = Serial(runtime, drop=drop)
-        if workers:
+        if workers == "auto":
+
+            def pool(count: int) -> Pool:
+                return Pool(runtime, count, threads, plugins, drop, seconds, main=False)
+
+            self.executor = Auto(self.executor, pool, runtime, threads)
+        elif workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
+        self._tried = False
         self._round = -1
         self._phase: Phase = "training"
         self._turns: Counter[ClientId] = Counter()
@@ -101,6 +112,14 @@ class Embedded:
     def begin(self, round: int, phase: Phase) -> None:
         """Begin a phase of a round: turns are counted anew."""
         self._round, self._phase, self._turns = round, phase, Counter()
+
+    def arranged(self, jobs: list[Job]) -> list[Job]:
+        """Return jobs as they are cut into blocks of clients that train together."""
+        found = arranged(self.runtime, jobs)
+        if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
+            self._tried = True
+            tried(self.runtime, found)
+        return found
 
     def evaluate(self, tensors: Tensors) -> Evaluation:
         """Test a model on the global test set."""
@@ -146,6 +165,7 @@ class Answers:
             Job(task, self.states.get(task.client, known.get(task.client, {})), clock)
             for task, clock in wave
         ]
+        jobs = self.engine.arranged(jobs)
         total = None if self.plan.single else self.total
         results = iter(self.engine.executor.perform(jobs, total))
         for job in jobs:  # no zip, which would keep an answer until the next is there

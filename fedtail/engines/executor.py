@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
+from fedtail.engines.together import Answer, blocks, done_together
 from fedtail.errors import blame, blaming
 from fedtail.forms import Form, defect
 from fedtail.metrics import Evaluation
@@ -107,6 +108,11 @@ def add_up(job: Job, done: Done, form: Form, announced: int | None, total: Sums)
     return Done(None, done.state, added=done.payload.nbytes)
 
 
+def answered(answer: Answer) -> Done:
+    """Return what came of a job that was done together with others."""
+    return Done(answer.payload, answer.state, added=answer.added)
+
+
 @dataclass(frozen=True)
 class Serial:
     """One process does everything itself.
@@ -121,8 +127,11 @@ class Serial:
     drop: bool = field(default=False, kw_only=True)
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> Iterable[Done]:
-        """Do the jobs one after the other; one answer at a time is in memory."""
-        return map(self._one, jobs)
+        """Do the jobs block by block; the answers of one block, or a single one, are in memory."""
+        for block in blocks(self.runtime, jobs):
+            found = done_together(self.runtime, block, total)
+            for job, answer in zip(block, found, strict=True):
+                yield self._one(job) if answer is None else answered(answer)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.runtime, job)

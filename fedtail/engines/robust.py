@@ -102,7 +102,7 @@ def gathered(updates: Sequence[Update], form: Form) -> Iterator[tuple[Key, Tenso
         if not look.dtype.is_floating_point:
             continue
         for payload in (update.payload for update in updates):
-            if isinstance(how, Mean) and weight(payload, how):
+            if isinstance(how, Mean) and weight(payload.scalars, how):
                 rows.setdefault((name, payload.scalars.get(how.within)), []).append(
                     payload.tensors[name]
                 )

@@ -16,7 +16,7 @@ from fedtail.forms import Form, defect
 from fedtail.methods.base import Method
 from fedtail.metrics import Evaluation
 from fedtail.models.split_model import SplitModel, load_tested
-from fedtail.protocol import Client, Payload, Task, Tensors
+from fedtail.protocol import Client, ClientId, Payload, Task, Tensors
 from fedtail.rng import contained, derive
 from fedtail.standardise import without_constants
 
@@ -72,6 +72,8 @@ class Runtime:
         The user's model, and the one that the method trains (often the same).
     client_side
         What protects updates before they leave, if anything does.
+    together
+        How many clients train as one computation at most; below 2, each alone.
     """
 
     federation: Federation
@@ -81,6 +83,7 @@ class Runtime:
     seed: int
     device: torch.device
     client_side: ClientSide | None = None
+    together: int = 0
 
     def perform(self, task: Task, state: MutableMapping[str, Tensor], clock: Clock) -> Payload:
         """Do one task for one client; `state` is changed in place."""
@@ -92,19 +95,7 @@ class Runtime:
             raise FedtailError(f"method '{self.method.name}' has no client action '{task.action}'")
         turn = FIRST_TURN[clock.phase] + clock.turn
         payload, told = without_constants(task.payload)
-        client = Client(
-            id=task.client,
-            data=self.federation.client(task.client, told),
-            counts=self.federation.counts(task.client),
-            model=self.model,
-            state=state,
-            round=clock.round,
-            rounds=clock.rounds,
-            turn=turn,
-            seed=self.seed,
-            device=self.device,
-            base=self.base,
-        )
+        client = self.client(task.client, told, state, clock)
         # Dropout draws from torch's global stream; see `contained`.
         stream = derive(self.seed, f"stream/{task.action}/{turn}", clock.round, task.client)
         with contained(stream, self.device):
@@ -121,6 +112,24 @@ class Runtime:
             raise Withheld(reason)
         with _withholding():
             return side.protected(answer, declared, task.payload, client)
+
+    def client(
+        self, k: ClientId, told: Tensors, state: MutableMapping[str, Tensor], clock: Clock
+    ) -> Client:
+        """Return what the client half may use in one task, told what inputs are normalised with."""
+        return Client(
+            id=k,
+            data=self.federation.client(k, told),
+            counts=self.federation.counts(k),
+            model=self.model,
+            state=state,
+            round=clock.round,
+            rounds=clock.rounds,
+            turn=FIRST_TURN[clock.phase] + clock.turn,
+            seed=self.seed,
+            device=self.device,
+            base=self.base,
+        )
 
     def form(self, task: Task, phase: Phase = "training") -> Form:
         """Return what leaves a client that is given a task."""

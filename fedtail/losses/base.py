@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedtail.config import Component, Registry
@@ -52,3 +53,11 @@ class LocalLoss(Component):
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""
         raise FedtailError(f"loss '{self.name}' is abstract")
+
+
+def can_be_read(y: Tensor) -> bool:
+    """Whether a loss may look at these numbers: not those of many clients at once, under `vmap`.
+
+    What it would refuse gives NaN or infinity then, and such a client is trained again, alone.
+    """
+    return not torch._C._functorch.is_batchedtensor(y)

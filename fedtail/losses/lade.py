@@ -51,7 +51,9 @@ class LADELoss(LocalLoss):
         own = functional.one_hot(y, len(share)).bool()
         number = own.sum(dim=0)
         used = share > 0 if self.every_class else (share > 0) & (number > 0)
-        pi, z, own = share[used], z[:, used], own[:, used]
-        mean = torch.where(own, z, 0.0).sum(dim=0) / number[used].clamp(min=1)
-        a = (z - pi.log() - math.log(len(share))).logsumexp(dim=0) - math.log(len(y))
+        # A class that is not used has a finite term, whose weight is 0.
+        pi, known = torch.where(used, share, 0.0), torch.where(used, share, 1.0)
+        z = torch.where(used, z, 0.0)
+        mean = torch.where(own, z, 0.0).sum(dim=0) / number.clamp(min=1)
+        a = (z - known.log() - math.log(len(share))).logsumexp(dim=0) - math.log(len(y))
         return -(pi * (mean - a - self.rho * a**2)).sum()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
-from fedtail.losses.base import LocalLoss, LossContext
+from fedtail.losses.base import LocalLoss, LossContext, can_be_read
 from fedtail.models.split_model import Output
 
 
@@ -47,7 +47,7 @@ class LogitCalibration(LocalLoss):
         """Return z_c − τ n_c^(−1/4); with τ = 0 that is z, where 0 · ∞ would be NaN."""
         if self.tau == 0:
             return z
-        unknown = y[counts[y] == 0]
+        unknown = y[counts[y] == 0] if can_be_read(y) else y[:0]
         if len(unknown):
             raise FedtailError(
                 f"logit_calibration got a sample of class {int(unknown[0])}, of which the client's"

@@ -5,6 +5,7 @@ from fedtail.methods.base import Method, action
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.climb import CLIMB
+from fedtail.methods.closed_form import ClosedForm
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
 from fedtail.methods.crt_ib import CRTIB
@@ -46,6 +47,7 @@ __all__ = [
     "CReFF",
     "Centralised",
     "CentralisedBSM",
+    "ClosedForm",
     "FedAdagrad",
     "FedAdam",
     "FedAlign",

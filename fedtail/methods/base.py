@@ -16,7 +16,12 @@ from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 from fedtail.standardise import report_sums, sums_form
+from fedtail.training.blends import blends_form, count_blends
+from fedtail.training.closed_heads import ClosedHead
+from fedtail.training.feature_sums import report_feature_sums, sums_of_features_form
+from fedtail.training.priors import counts_form
 from fedtail.validation import count, form_of_counts
+from fedtail.volume import Volume
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Payload])
@@ -135,6 +140,13 @@ class Method(Component, Generic[S]):
         """Return the model that this method trains: the user's, or one made from it."""
         return base
 
+    def changes_inputs(self) -> bool:
+        """Whether clients change inputs themselves, beyond `augment`.
+
+        Features of a frozen body are then computed every time, and not once.
+        """
+        return False
+
     def init(self, model: SplitModel, server: Server) -> S:
         """Return the state before the first round."""
         raise NotImplementedError("abstract: derive from FedAvg")
@@ -165,6 +177,24 @@ class Method(Component, Generic[S]):
         """Say what the server half asks of clients, as far as encryption and privacy rest on it."""
         return Asks()
 
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
+        """Return how many bytes one client is sent and sends, where they grow with classes.
+
+        None by default: what most methods send is the model, and grows with nothing else.
+
+        Parameters
+        ----------
+        model, classes
+            What is trained, and for how many classes.
+        held
+            How many classes a client holds, on average.
+        """
+        return None
+
+    def closed_head(self) -> ClosedHead | None:
+        """Return how it makes a head of sums of features, if it does: what an audit attacks."""
+        return None
+
     def personal(self, s: S, server: Server) -> list[Task]:
         """Return tasks that clients answer with models of their own, in the group ``model``.
 
@@ -194,3 +224,30 @@ class Method(Component, Generic[S]):
     def assess(self, payload: Payload, client: Client) -> Payload:
         """Count how a model that might be shipped does on what the client holds out."""
         return count(payload.group("model"), client)
+
+    def class_totals_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the local class counts."""
+        return counts_form(classes)
+
+    @action
+    def class_totals(self, payload: Payload, client: Client) -> Payload:
+        """Report the local class counts, before sums of features are asked for."""
+        return Payload({"counts/classes": client.counts})
+
+    def feature_sums_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare counts, sums and second moments of features."""
+        return sums_of_features_form(task, classes)
+
+    @action
+    def feature_sums(self, payload: Payload, client: Client) -> Payload:
+        """Report what the local features add up to, at a model that might be shipped."""
+        return report_feature_sums(payload, client)
+
+    def compare_heads_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare counts by class and losses of several heads."""
+        return blends_form(task, classes)
+
+    @action
+    def compare_heads(self, payload: Payload, client: Client) -> Payload:
+        """Count how mixtures of two heads do on what the client holds out."""
+        return count_blends(payload, client)

@@ -26,7 +26,14 @@ from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training.class_gradients import linear_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
-from fedtail.training.moments import class_sums, pooled, sample_features
+from fedtail.training.moments import (
+    Products,
+    class_sums,
+    pooled,
+    products_shape,
+    sample_features,
+)
+from fedtail.volume import Volume, form_bytes, model_bytes
 
 
 @Method.register("ccvr")
@@ -51,6 +58,12 @@ class CCVR(FedAvg[ModelState]):
     head_epochs: int = Field(10, ge=0, description="passes over all virtual features; 0 is FedAvg")
     head_lr: float = Field(0.01, gt=0, description="rate of re-training, by SGD")
     head_batch: int = Field(64, ge=1, description="batch size of re-training")
+    covariance: Products = Field(
+        "full",
+        description="what is sent of a class's products: the triangle of d(d+1)/2 numbers; their "
+        "diagonal, d; or a sketch of d times rank, exact for a class of as many samples",
+    )
+    rank: int = Field(32, ge=1, description="columns of a low-rank sketch")
 
     def build_model(self, base: SplitModel) -> SplitModel:
         """Refuse a classifier that is not linear."""
@@ -64,8 +77,12 @@ class CCVR(FedAvg[ModelState]):
         if not self.samples or not self.head_epochs:
             return s
         question = Payload(grouped("model", s.model))
+        if self.covariance == "low-rank":
+            draw = server.generator("products")
+            test = torch.randn(server.model.feature_dim, self.rank, generator=draw)
+            question = replace(question, tensors={**question.tensors, "sketch/test": test})
         found = yield [Task(client, "moments", question) for client in server.clients]
-        told = pooled(found["moments"])
+        told = pooled(found["moments"], question.tensors.get("sketch/test"))
         features = sample_features(told, self.samples, server.generator("virtual features"))
         head = train_head(
             unnamed(s.model, server.model).to(server.device),
@@ -91,7 +108,7 @@ class CCVR(FedAvg[ModelState]):
         rows = {
             "counts": Like((), torch.int64, low=0, counted=True),
             "sums": Like((d,), torch.float64),
-            "products": Like((d * (d + 1) // 2,), torch.float64),
+            "products": Like(products_shape(d, self.covariance, self.rank), torch.float64),
         }
         return Form().group("moments", rows, ByClass(classes, mean=False))
 
@@ -100,4 +117,18 @@ class CCVR(FedAvg[ModelState]):
         """Send n_c, Σ h and Σ h hᵀ of every local class, at the model that will be tested."""
         # Not `load`: the tested model has the average statistics, whatever clients keep.
         client.model.load(payload.group("model"))
-        return Payload(grouped("moments", class_sums(client.model, client.data)._asdict()))
+        test = payload.tensors.get("sketch/test")
+        sums = class_sums(client.model, client.data, products=self.covariance, test=test)
+        return Payload(grouped("moments", sums._asdict()))
+
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume:
+        """Count the model both ways, and once, after training, the moments of all."""
+        question = model_bytes(model)
+        if self.covariance == "low-rank":
+            question += 4 * model.feature_dim * self.rank
+        return Volume(
+            down=model_bytes(model),
+            up=form_bytes(self.train_form(Payload(), model, classes), held),
+            once=question + form_bytes(self.moments_form(Payload(), model, classes), held),
+            less="covariance=diagonal or covariance=low-rank sends less",
+        )

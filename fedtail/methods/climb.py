@@ -21,10 +21,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import Form, Number
+from fedtail.losses import LossContext
 from fedtail.methods.base import Asks, Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server
+from fedtail.protocol import Client, Payload, Server, Tensors
 from fedtail.reduce import Reduced
 from fedtail.training.mean_loss import mean_loss
 
@@ -110,11 +111,11 @@ class CLIMB(FedAvg[CLIMBState]):
         """Declare the model and f_k, of every client its own; a loss may be below 0."""
         return super().train_form(task, model, classes).numbers(loss=Number()).singly(LOSSES)
 
-    def prepare(self, run: LocalRun) -> float:
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> float:
         """f_k: the loss of the received model."""
-        return mean_loss(run.model, run.client.data, self.loss, run.context)
+        return mean_loss(client.model, client.data, self.loss, context)
 
-    def reply(self, run: LocalRun) -> Payload:
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: float) -> Payload:
         """Send f_k too; the weights are the server's, so a sum by samples is not enough."""
-        whole = super().reply(run)
-        return Payload(whole.tensors, {**whole.scalars, "loss": run.aux})
+        sent = super().extras(client, steps, tensors, aux)
+        return Payload(sent.tensors, {**sent.scalars, "loss": aux})

@@ -20,10 +20,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import ByClass, Form
+from fedtail.losses import LossContext
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, grouped
+from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import (
     ClassGradients,
@@ -43,6 +44,8 @@ from fedtail.training.federated_features import (
     new_head,
     train_head,
 )
+from fedtail.training.prototypes import Wire, for_wire, from_wire, wire_type
+from fedtail.volume import Volume, form_bytes, model_bytes
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,13 @@ class CReFF(FedAvg[CReFFState]):
         description="all: of every local sample (Eq. 3); augmented: of repeats of a few random "
         "samples of the class, each repeat under one random change of its images (code)",
     )
+    wire: Wire = Field("float32", description="precision of class gradients on the wire")
     repeats: int = Field(10, ge=1, description="augmented: repeats of each class")
     repeat_samples: int = Field(32, ge=1, description="augmented: most samples in a repeat")
+
+    def changes_inputs(self) -> bool:
+        """Whether class gradients are of images under random changes."""
+        return self.gradients == "augmented"
 
     # Server half
 
@@ -115,7 +123,7 @@ class CReFF(FedAvg[CReFFState]):
         if s.features is None or s.head is None:
             return new
         # Eq. 4: g_c^agg is the plain mean over the clients that hold the class.
-        g = as_gradients(found["grad"])
+        g = as_gradients(from_wire(found["grad"]))
         features = s.features.clone()
         if len(g[0]):
             matched = self.match(features[g[0]], s.head, g, server)
@@ -151,6 +159,17 @@ class CReFF(FedAvg[CReFFState]):
         )
         return named(trained.to(torch.device("cpu")), server.model)
 
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
+        """Count the model both ways, down v̂, up the gradients of a client's classes."""
+        if not self.features:
+            return None
+        head = sum(t.numel() * t.element_size() for t in model.classifier.parameters())
+        return Volume(
+            down=model_bytes(model) + head,
+            up=form_bytes(self.train_form(Payload(), model, classes), held),
+            less="method.wire=float16 sends half of the gradients",
+        )
+
     def eval_model(self, s: CReFFState) -> Tensors:
         """Return u with v̂."""
         return {**s.model, **(s.head or {})}
@@ -162,37 +181,40 @@ class CReFF(FedAvg[CReFFState]):
         whole = super().train_form(task, model, classes)
         if not self.features:
             return whole
-        return whole.group("grad", grad_rows(model.classifier), ByClass(classes))
+        rows = grad_rows(model.classifier, wire_type(self.wire))
+        return whole.group("grad", rows, ByClass(classes))
 
-    def prepare(self, run: LocalRun) -> ClassGradients | None:
+    def at_start(
+        self, payload: Payload, client: Client, context: LossContext
+    ) -> ClassGradients | None:
         """Real feature gradients (Eq. 3) at (u, v̂) as received, before any local step."""
-        head = run.payload.group("head")
+        head = payload.group("head")
         if not head:
             return None
-        model, data = run.model, run.client.data
+        model, data = client.model, client.data
         own = model.tensors()
         model.load({**own, **head})
         if self.gradients == "all":
-            g = class_gradients(model, model.classifier, data, run.client.num_classes)
+            g = class_gradients(model, model.classifier, data, client.num_classes)
         else:
             g = augmented_gradients(
                 model,
                 model.classifier,
                 data,
-                run.client.num_classes,
-                run.client.generator("class gradients"),
+                client.num_classes,
+                client.generator("class gradients"),
                 self.repeats,
                 self.repeat_samples,
             )
         model.load(own)
         return g
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Send w_k and the gradient of each local class."""
-        payload = super().reply(run)
-        if run.aux is None:
-            return payload
-        return replace(payload, tensors={**payload.tensors, **grad_group(run.aux)})
+    def extras(
+        self, client: Client, steps: int, tensors: Tensors, aux: ClassGradients | None
+    ) -> Payload:
+        """Send the gradient of each local class beside w_k."""
+        sent = super().extras(client, steps, tensors, aux)
+        return sent if aux is None else replace(sent, tensors=for_wire(grad_group(aux), self.wire))
 
 
 def fresh_head(server: Server, model: SplitModel) -> Head:

@@ -11,14 +11,15 @@ by the same federation with class-balanced batches: each class of a client as li
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from fedtail.forms import Form
+from fedtail.losses import LossContext
 from fedtail.methods.base import Method, action
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training import BatchSampler, ClassBalanced
@@ -93,9 +94,11 @@ class CRTIB(FedAvg[CRTState]):
         head = {n: t for n, t in whole.group("model").items() if n.startswith(start)}
         return replace(whole, tensors=grouped("model", head))
 
-    def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
+    def local_loss(
+        self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
+    ) -> Tensor:
         """In the second stage the features are constants, made in evaluation mode."""
-        if not second_stage(run.client.round, run.client.rounds, self.first_stage):
-            return super().batch_loss(run, x, y)
-        h = constant_features(run.model, x, "running")
-        return self.loss(Output(run.model.classifier(h), h), y, run.context)
+        if not second_stage(context.round, context.rounds, self.first_stage):
+            return super().local_loss(model, x, y, context, aux)
+        h = constant_features(model, x, "running")
+        return self.loss(Output(model.classifier(h), h), y, context)

@@ -5,12 +5,15 @@ from Decentralized Data", AISTATS 2017.
 
 Each round the server sends the model to a cohort, the clients train it on their own data, and the
 server averages what comes back, weighted by the number of samples. Every other method derives from
-this one and overrides a hook: `prepare`, `batch_loss`, `after_backward`, `after_step` on the
-client, `broadcast`, `round`, `aggregate` on the server.
+this one and overrides a hook: `broadcast`, `round`, `aggregate` on the server; on the client
+`prepare`, `batch_loss`, `after_backward`, `after_step`, which may do anything, or the functions of
+tensors that stand behind them, `at_start`, `local_loss`, `adjust` and `extras`. A method that
+overrides only these can train many clients as one computation (`fedtail.engines.together`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
@@ -207,19 +210,14 @@ class FedAvg(Method[M], Generic[M]):
         return self.reply(run)
 
     def load(self, payload: Payload, client: Client) -> None:
-        """Put the received model into the resident one, and the client's own buffers if kept."""
-        own = {
-            n.removeprefix("buffer/"): t for n, t in client.state.items() if n.startswith("buffer/")
-        }
-        client.model.load({**payload.group("model"), **own})
+        """Put what training starts from into the resident model."""
+        client.model.load(self.starting(payload, client.state))
 
     def keep_buffers(self, client: Client) -> None:
-        """Under the policy "local", remember the client's statistics for its next round."""
-        if self.buffers == "local":
-            parameters = client.model.parameter_names()
-            tensors = client.model.tensors()
-            own = {name: t for name, t in tensors.items() if name not in parameters}
-            client.state.update(grouped("buffer", own))
+        """Remember what is to be kept until the client's next round."""
+        kept = self.kept(client.model)
+        tensors = client.model.tensors() if kept else {}
+        client.state.update({place: tensors[name] for place, name in kept.items()})
 
     def start(self, payload: Payload, client: Client) -> LocalRun:
         """Return the local run, with a new optimiser and what `prepare` makes."""
@@ -252,21 +250,69 @@ class FedAvg(Method[M], Generic[M]):
 
     def prepare(self, run: LocalRun) -> Any:
         """Make what the other hooks need, once a task; it is theirs as ``run.aux``."""
-        return None
+        return self.at_start(run.payload, run.client, run.context)
 
     def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of one batch."""
-        return self.loss(run.model.output(x), y, run.context)
+        return self.local_loss(run.model, x, y, run.context, run.aux)
 
     def after_backward(self, run: LocalRun) -> None:
         """Change gradients before they are clipped and used."""
+        if type(self).adjust is FedAvg.adjust:
+            return
+        moved = {n: p for n, p in run.model.trainable().items() if p.grad is not None}
+        gradients = {name: p.grad for name, p in moved.items() if p.grad is not None}
+        with torch.no_grad():
+            self.adjust(gradients, moved, run.aux)
 
     def after_step(self, run: LocalRun) -> None:
         """Change weights after the optimiser did."""
 
     def reply(self, run: LocalRun) -> Payload:
         """Return what the client sends back."""
-        return Payload(
-            grouped("model", run.model.tensors()),
-            {"samples": len(run.client.data), "steps": run.steps},
-        )
+        tensors = run.model.tensors()
+        more = self.extras(run.client, run.steps, tensors, run.aux)
+        sent = self.sent(run.payload, run.model, tensors)
+        own = {place: tensors[name] for place, name in sent.items()}
+        return Payload({**own, **more.tensors}, more.scalars)
+
+    # Client half, as functions of tensors: what they are given may be of many clients at once
+
+    def starting(self, payload: Payload, state: Tensors) -> dict[str, Tensor]:
+        """Return what training starts from: the received model, with the client's own buffers."""
+        start, own = payload.group("model"), "buffer/"
+        for name, tensor in state.items():
+            if name.startswith(own):
+                start[name.removeprefix(own)] = tensor
+        return start
+
+    def kept(self, model: SplitModel) -> dict[str, str]:
+        """Return what a client remembers of its model: names in its state, names in the model."""
+        if self.buffers != "local":
+            return {}
+        trained = model.parameter_names()
+        return {f"buffer/{name}": name for name, _ in model.live() if name not in trained}
+
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Any:
+        """Make what the functions below need, once a task: tensors, in dicts or tuples, or numbers.
+
+        The client's model holds what was received, and has to hold it afterwards.
+        """
+        return None
+
+    def local_loss(
+        self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
+    ) -> Tensor:
+        """Return the loss of one batch, from these arguments alone."""
+        return self.loss(model.output(x), y, context)
+
+    def adjust(self, gradients: Tensors, weights: Tensors, aux: Any) -> None:
+        """Change gradients in place, number by number; there may be a dimension of clients."""
+
+    def sent(self, payload: Payload, model: SplitModel, names: Iterable[str]) -> dict[str, str]:
+        """Return what is sent of the trained model: names in the answer, names in the model."""
+        return {f"model/{name}": name for name in names}
+
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: Any) -> Payload:
+        """Return what the client sends beside the trained model, whose tensors are given."""
+        return Payload({}, {"samples": len(client.data), "steps": steps})

@@ -21,12 +21,12 @@ import torch
 from pydantic import Field
 
 from fedtail.forms import COUNT, Form, Number
-from fedtail.losses import LocalLoss, LogitCalibration
+from fedtail.losses import LocalLoss, LogitCalibration, LossContext
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.metrics.deviation import Deviation, head_deviation
 from fedtail.models.split_model import Output, SplitModel
-from fedtail.protocol import Payload, Server
+from fedtail.protocol import Client, Payload, Server, Tensors
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import linear_head
 
@@ -88,47 +88,47 @@ class FedLC(FedAvg[ModelState]):
         sums = {f"{side}_log": Number() for side in DEVIATION_SIDES}
         return whole.numbers(absent_push=Number(), **dict.fromkeys(DEVIATION_SIDES, COUNT), **sums)
 
-    def prepare(self, run: LocalRun) -> dict[str, float]:
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> dict[str, float]:
         """Measure the deviation at the received model, if asked to."""
-        return summary(self.measure(run), run) if self.deviation else {}
+        return summary(self.measure(client, context), client) if self.deviation else {}
 
-    def measure(self, run: LocalRun) -> Deviation:
+    def measure(self, client: Client, context: LossContext) -> Deviation:
         """Return the deviation of the received head under the local loss, in evaluation mode."""
-        features, residuals = [], []
-        run.model.eval()
-        for index in torch.split(torch.arange(len(run.client.data)), 500):
-            x, y = run.client.data.batch(index)
+        features, residuals, model = [], [], client.model
+        model.eval()
+        for index in torch.split(torch.arange(len(client.data)), 500):
+            x, y = client.data.batch(index)
             with torch.no_grad():
-                output = run.model.output(x)
+                output = model.output(x)
             logits = output.logits.requires_grad_()
-            loss = self.loss(Output(logits, output.features), y, run.context)
+            loss = self.loss(Output(logits, output.features), y, context)
             # The loss is a mean over the batch.
             residuals.append(torch.autograd.grad(loss, logits)[0].cpu() * len(y))
             features.append(output.features.cpu())
-        bias = linear_head(run.model.classifier).bias is not None
-        return head_deviation(
-            torch.cat(features), run.client.data.labels, torch.cat(residuals), bias
-        )
+        bias = linear_head(model.classifier).bias is not None
+        return head_deviation(torch.cat(features), client.data.labels, torch.cat(residuals), bias)
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Send the model, and what was measured."""
-        payload = super().reply(run)
-        return replace(payload, scalars={**payload.scalars, **run.aux})
+    def extras(
+        self, client: Client, steps: int, tensors: Tensors, aux: dict[str, float]
+    ) -> Payload:
+        """Send what was measured beside the model."""
+        sent = super().extras(client, steps, tensors, aux)
+        return replace(sent, scalars={**sent.scalars, **aux})
 
 
 DEVIATION_SIDES = ("minority", "majority")
 
 
-def summary(found: Deviation, run: LocalRun) -> dict[str, float]:
+def summary(found: Deviation, client: Client) -> dict[str, float]:
     """Return sums over a client's rare and frequent classes, and over its samples.
 
     Rare are the classes with fewer samples than the client's mean class. The deviation is averaged
     by its logarithm; classes that nothing pushes, or nothing pulls, have none.
     """
-    counts = run.client.counts[found.classes].double()
+    counts = client.counts[found.classes].double()
     measured = (found.value > 0) & found.value.isfinite()
     rare = counts < counts.mean()
-    sums: dict[str, float] = {"absent_push": found.absent * len(run.client.data)}
+    sums: dict[str, float] = {"absent_push": found.absent * len(client.data)}
     for side, classes in zip(DEVIATION_SIDES, (rare & measured, ~rare & measured), strict=True):
         sums[side] = int(classes.sum())
         sums[f"{side}_log"] = float(found.value[classes].log().sum())

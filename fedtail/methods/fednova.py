@@ -11,7 +11,7 @@ goes a common number of steps along: w ← w − τ_eff Σ p_k η d_k (Eq. 8).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,10 +19,10 @@ from pydantic import Field, model_validator
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Mean, Number
 from fedtail.methods.base import Asks, Method
-from fedtail.methods.fedavg import LocalRun, ModelState
+from fedtail.methods.fedavg import ModelState
 from fedtail.methods.fedprox import FedProx
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server
+from fedtail.protocol import Client, Payload, Server, Tensors
 from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd
 
@@ -73,16 +73,13 @@ class FedNova(FedProx):
         """Return the a of fixed steps: with it as the unit, n_k / a_k is n_k for equal steps."""
         return self.a(self.local.steps or 1, round, rounds)
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Send w_k, n_k / a_k in units, and n_k a_k."""
-        sent, n, at = (
-            super().reply(run),
-            len(run.client.data),
-            (run.client.round, run.client.rounds),
-        )
-        a = self.a(run.steps, *at)
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: Any) -> Payload:
+        """Send n_k / a_k in units, and n_k a_k, beside w_k."""
+        sent = super().extras(client, steps, tensors, aux)
+        n, at = len(client.data), (client.round, client.rounds)
+        a = self.a(steps, *at)
         # With a proximal term, the authors' τ_eff is the mean number of steps, not of a.
-        taken = float(run.steps) if self.mu else a
+        taken = float(steps) if self.mu else a
         facts = {"share": n * (self.unit(*at) / a) if n else 0.0, "work": n * taken}
         return replace(sent, scalars={**sent.scalars, **facts})
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
+from fedtail.losses import LossContext
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.protocol import Client, Payload, Tensors
 
 
 @Method.register("fedprox")
@@ -27,14 +28,12 @@ class FedProx(FedAvg[ModelState]):
 
     mu: float = Field(0.01, ge=0, description="μ: strength of the pull; 0 is FedAvg")
 
-    def prepare(self, run: LocalRun) -> dict[str, Tensor]:
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Tensors:
         """Keep w_t."""
-        return {name: p.detach().clone() for name, p in run.model.trainable().items()}
+        received = payload.group("model")
+        return {name: received[name].to(client.device) for name in client.model.trainable()}
 
-    def after_backward(self, run: LocalRun) -> None:
+    def adjust(self, gradients: Tensors, weights: Tensors, aux: Tensors) -> None:
         """Add μ (w − w_t), the gradient of the term, before clipping."""
-        if not self.mu:
-            return
-        for name, parameter in run.model.trainable().items():
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - run.aux[name], alpha=self.mu)
+        for name, g in gradients.items() if self.mu else ():
+            g.add_(weights[name] - aux[name], alpha=self.mu)

@@ -11,7 +11,7 @@ model of the client with the most samples among those that have trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -19,9 +19,18 @@ from torch import Tensor
 
 from fedtail.forms import COUNT, SAMPLES, Form, Mean, like
 from fedtail.methods.base import Asks, Method, action
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, grouped
+from fedtail.protocol import (
+    Client,
+    ClientId,
+    Exchange,
+    Payload,
+    Server,
+    Task,
+    Tensors,
+    grouped,
+)
 from fedtail.reduce import Reduced
 
 ALONE = "nothing is added up"
@@ -97,17 +106,17 @@ class LocalOnly(FedAvg[LocalOnlyState]):
 
     # Client half
 
-    def load(self, payload: Payload, client: Client) -> None:
+    def starting(self, payload: Payload, state: Tensors) -> dict[str, Tensor]:
         """Go on with the client's own model; begin with the one received."""
-        client.model.load(own_model(payload, client))
+        return own_model(payload, state)
 
-    def keep_buffers(self, client: Client) -> None:
+    def kept(self, model: SplitModel) -> dict[str, str]:
         """Keep the whole model, statistics and all, for this client's next round."""
-        client.state.update(grouped("model", client.model.tensors()))
+        return {f"model/{name}": name for name, _ in model.live()}
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Say that it was done."""
-        return Payload(scalars={"samples": len(run.client.data), "steps": run.steps})
+    def sent(self, payload: Payload, model: SplitModel, names: Iterable[str]) -> dict[str, str]:
+        """Send nothing of it, only that it was done."""
+        return {}
 
     def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare how much was done, of every client its own, and no model."""
@@ -120,9 +129,9 @@ class LocalOnly(FedAvg[LocalOnlyState]):
     @action
     def show(self, payload: Payload, client: Client) -> Payload:
         """Return the client's model."""
-        return Payload(grouped("model", own_model(payload, client)))
+        return Payload(grouped("model", own_model(payload, client.state)))
 
 
-def own_model(payload: Payload, client: Client) -> dict[str, Tensor]:
+def own_model(payload: Payload, state: Tensors) -> dict[str, Tensor]:
     """Return the model that a client keeps, or the one it received if it keeps none."""
-    return Payload(client.state).group("model") or payload.group("model")
+    return Payload(state).group("model") or payload.group("model")

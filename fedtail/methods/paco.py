@@ -90,6 +90,10 @@ class PaCo(FedAvg[ModelState]):
         layers = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, self.width))
         return base.with_head(PROJECTION, layers)
 
+    def changes_inputs(self) -> bool:
+        """Whether there is noise in the second view."""
+        return self.jitter > 0
+
     def eval_model(self, s: ModelState) -> Tensors:
         """Return the model without the projection."""
         return {name: t for name, t in s.model.items() if not name.startswith(f"{PROJECTION}.")}

@@ -20,11 +20,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtail.data.federation import ServerData
-from fedtail.losses import LocalLoss, WeightedCrossEntropy
+from fedtail.losses import LocalLoss, LossContext, WeightedCrossEntropy
 from fedtail.methods.base import Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server
+from fedtail.protocol import Client, Payload, Server
 from fedtail.reduce import Reduced
 from fedtail.training.class_gradients import batch_gradients, linear_head
 from fedtail.training.distillation import distil, held
@@ -142,11 +142,11 @@ class RatioLoss(FedAvg[RatioState]):
 
     # Client half
 
-    def prepare(self, run: LocalRun) -> None:
+    def context(self, payload: Payload, client: Client) -> LossContext:
         """Tell the loss the weights."""
-        weights = run.payload.tensors.get("weights/classes")
-        if weights is not None:
-            run.context = replace(run.context, weights=weights.to(run.client.device))
+        weights = payload.tensors.get("weights/classes")
+        told = None if weights is None else weights.to(client.device)
+        return replace(super().context(payload, client), weights=told)
 
 
 def server_samples_by_class(data: ServerData, most: int) -> dict[int, Tensor]:

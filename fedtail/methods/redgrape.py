@@ -33,7 +33,17 @@ from fedtail.training.class_gradients import (
     linear_head,
 )
 from fedtail.training.classifier import new_classifier, second_stage
-from fedtail.training.prototypes import as_table, no_prototypes, renewed, sum_outside
+from fedtail.training.prototypes import (
+    Wire,
+    as_table,
+    for_wire,
+    from_wire,
+    no_prototypes,
+    renewed,
+    sum_outside,
+    wire_type,
+)
+from fedtail.volume import Volume, form_bytes, model_bytes
 
 HEAD = "supplementary"
 SMALLEST = 1e-12  # a norm that is divided by; a gradient of zero then gives a step of zero
@@ -127,6 +137,14 @@ class RedGrape(FedAvg[RedGrapeState]):
         "(code); or the running ones, in evaluation mode",
     )
     augmented: bool = Field(True, description="augment balanced set and prototypes (code)")
+    prototypes: Literal["all", "cohort"] = Field(
+        "all",
+        description="what is sent to clients: the newest prototype of every class (code), or only "
+        "those of the last cohort's classes",
+    )
+    wire: Wire = Field(
+        "float32", description="precision of class gradients and prototypes on the wire"
+    )
     two_stage: float | None = Field(
         None,
         gt=0,
@@ -162,16 +180,28 @@ class RedGrape(FedAvg[RedGrapeState]):
     def broadcast(self, s: RedGrapeState, server: Server) -> Payload:
         """P, W, Ŵ, and the prototype of every class that was ever reported."""
         sent = super().broadcast(s, server)
-        return replace(sent, tensors={**sent.tensors, **grouped("proto", s.prototypes)})
+        table = for_wire(s.prototypes, self.wire)
+        return replace(sent, tensors={**sent.tensors, **grouped("proto", table)})
 
     def aggregate(self, s: RedGrapeState, found: Reduced, server: Server) -> RedGrapeState:
         """Average P, W, Ŵ by samples (Eq. 14) and g_c over those who hold class c (Eq. 15)."""
-        prototypes = renewed(s.prototypes, found["grad"])
+        new = from_wire(found["grad"])
+        prototypes = renewed(s.prototypes, new) if self.prototypes == "all" else new
         server.log("prototypes", len(prototypes["classes"]))
         server.log("lam", self.lam * self.lam_schedule.factor(server.round, server.rounds))
         for name in ("balanced_classes", "local_norm", "balanced_norm", "cosine"):
             server.log(name, found.mean(name))
         return replace(super().aggregate(s, found, server), prototypes=prototypes)
+
+    def volume(self, model: SplitModel, classes: int, held: float) -> Volume:
+        """Count the model both ways, down the prototypes of all classes, up those of a client's."""
+        form = self.train_form(Payload(), model, classes)
+        table = form_bytes(form, classes) - form_bytes(form, 0)
+        return Volume(
+            down=model_bytes(model) + table,
+            up=form_bytes(form, held),
+            less="method.wire=float16 sends half of it",
+        )
 
     def eval_model(self, s: RedGrapeState) -> Tensors:
         """P and W: the supplementary head is left behind."""
@@ -187,7 +217,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         return (
             super()
             .train_form(task, model, classes)
-            .group("grad", grad_rows(model.classifier), ByClass(classes))
+            .group("grad", grad_rows(model.classifier, wire_type(self.wire)), ByClass(classes))
             .numbers(balanced_classes=COUNT, local_norm=norm, balanced_norm=norm, cosine=Number())
         )
 
@@ -204,7 +234,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         index = balanced_set(client.data.labels, self.per_class, client.generator("balanced"))
         draw = client.generator("balanced augment") if self.augmented else None
         x, y = client.data.batch(index, draw)
-        held, table = torch.unique(client.data.labels[index]), run.payload.group("proto")
+        held, table = torch.unique(client.data.labels[index]), from_wire(run.payload.group("proto"))
         missing = sum_outside(table, held, client.num_classes, fill=self.unreported == "mean")
         active = len(table["classes"]) > 0 or self.without_prototypes == "real"
         strength = self.lam * self.lam_schedule.factor(client.round, client.rounds)
@@ -282,6 +312,6 @@ class RedGrape(FedAvg[RedGrapeState]):
         }
         return replace(
             sent,
-            tensors={**sent.tensors, **grouped("grad", aux.gradients)},
+            tensors={**sent.tensors, **grouped("grad", for_wire(aux.gradients, self.wire))},
             scalars={**sent.scalars, **found},
         )

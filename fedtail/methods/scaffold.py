@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedtail.forms import Form, Mean, Number, like
+from fedtail.losses import LossContext
 from fedtail.methods.base import Asks, Method
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Payload, Server, Tensors, grouped
+from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training.effective_steps import effective_steps, only_sgd
 
@@ -40,9 +41,8 @@ class ScaffoldState(ModelState):
     control: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Control:
-    """A client's control variates in one task, on its device.
+class Control(NamedTuple):
+    """A client's control variates in one task.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Control:
     own
         c_k, zero before the client's first task.
     shift
-        c − c_k, what is added to every gradient.
+        c − c_k, what is added to every gradient, on the client's device.
     """
 
     start: dict[str, Tensor]
@@ -121,41 +121,38 @@ class Scaffold(FedAvg[ScaffoldState]):
         trained = Number(0, 1, whole=True)
         return replace(whole, how=means).group("control", control, how).numbers(trained=trained)
 
-    def prepare(self, run: LocalRun) -> Control:
-        """Take c from the message and c_k from the client's own state."""
-        device, c = run.client.device, run.payload.group("control")
-        start = {name: p.detach().clone() for name, p in run.model.trainable().items()}
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Control:
+        """Take x and c from the message and c_k from the client's own state."""
+        received, c = payload.group("model"), payload.group("control")
+        start = {name: received[name] for name in c}
         own = {
-            name: run.client.state.get(f"control/{name}", zeros_like(x)).to(device)
-            for name, x in start.items()
+            name: client.state.get(f"control/{name}", zeros_like(x)) for name, x in start.items()
         }
-        return Control(start, own, {name: c[name].to(device) - own[name] for name in start})
+        shift = {name: (c[name] - own[name]).to(client.device) for name in c}
+        return Control(start, own, shift)
 
-    def after_backward(self, run: LocalRun) -> None:
+    def adjust(self, gradients: Tensors, weights: Tensors, aux: Control) -> None:
         """g ← g − c_k + c, before clipping (line 10)."""
-        for name, parameter in run.model.trainable().items():
-            if parameter.grad is not None:
-                parameter.grad.add_(run.aux.shift[name])
+        for name, g in gradients.items():
+            g.add_(aux.shift[name])
 
-    def reply(self, run: LocalRun) -> Payload:
-        """c_k⁺ = c_k − c + (x − y) / (Q η) (line 12, option II); send y and c_k⁺ − c_k.
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: Control) -> Payload:
+        """c_k⁺ = c_k − c + (x − y) / (Q η) (line 12, option II); send c_k⁺ − c_k beside y.
 
         With momentum, Q is what FedNova puts in its place.
         """
-        aux: Control = run.aux
-        sent = super().reply(run)
-        q = effective_steps(run.steps, self.local.momentum, self.local.nesterov)
-        reach = q * self.local.rate(run.client.round, run.client.rounds)
+        sent = super().extras(client, steps, tensors, aux)
+        q = effective_steps(steps, self.local.momentum, self.local.nesterov)
+        reach = q * self.local.rate(client.round, client.rounds)
         change = {name: zeros_like(x) for name, x in aux.start.items()}
-        if reach:
-            for name, y in run.model.trainable().items():
-                new = (aux.start[name] - y.detach()) / reach - aux.shift[name]
-                change[name] = (new - aux.own[name]).cpu()
-                run.client.state[f"control/{name}"] = new.cpu()
+        for name, x in aux.start.items() if reach else ():
+            new = (x - tensors[name]) / reach - aux.shift[name].cpu()
+            change[name] = new - aux.own[name]
+            client.state[f"control/{name}"] = new
         return replace(
             sent,
-            tensors={**sent.tensors, **grouped("control", change)},
-            scalars={**sent.scalars, "trained": int(len(run.client.data) > 0)},
+            tensors=grouped("control", change),
+            scalars={**sent.scalars, "trained": int(len(client.data) > 0)},
         )
 
 

@@ -5,6 +5,7 @@ from fedtail.models.cnn import CNN, DigitsCNN, McMahanCNN, SmallCNN
 from fedtail.models.experts import ExpertModel, experts, with_cosine_heads, with_experts
 from fedtail.models.factory import ModelLike, build, fitted, made
 from fedtail.models.heads import CosineHead, ScaledHead, class_axis
+from fedtail.models.hf import HuggingFaceModel
 from fedtail.models.mlp import MLP
 from fedtail.models.resnet import ResNet8, ResNet32, ResNet32Experts, ResNet56
 from fedtail.models.resnet_large import ResNet18, ResNet50, ResNeXt50
@@ -20,6 +21,7 @@ __all__ = [
     "CosineHead",
     "DigitsCNN",
     "ExpertModel",
+    "HuggingFaceModel",
     "McMahanCNN",
     "ModelLike",
     "ModelSpec",

@@ -19,6 +19,7 @@ from fedtail.models.probe import last_executed
 from fedtail.models.spec import ModelSpec, Shape
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import first_line
+from fedtail.protocol import Tensors
 
 ModelLike = ModelSpec | str | Mapping[str, Any] | nn.Module | Callable[..., Any]
 """What `build` takes."""
@@ -44,7 +45,8 @@ def build(model: ModelLike, input_shape: Shape, num_classes: int) -> SplitModel:
     """
     # Drawn, not zeros: on zeros, a ReLU behind the classifier could go unnoticed.
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
-    return fitted(made(model, input_shape, num_classes), [x], num_classes)[0]
+    whole = torch.ones(x.shape, dtype=torch.int64)  # for what begins with an embedding
+    return fitted(made(model, input_shape, num_classes), [x, whole], num_classes)[0]
 
 
 def made(model: ModelLike, input_shape: Shape, num_classes: int) -> nn.Module:
@@ -56,7 +58,7 @@ def made(model: ModelLike, input_shape: Shape, num_classes: int) -> nn.Module:
     if isinstance(model, ModelSpec):
         built = model.build(input_shape, num_classes)
         if model.weights:
-            built.load(read_weights(model.weights))
+            built.load(with_own_head(built, read_weights(model.weights)))
         return built
     if not isinstance(model, nn.Module):
         raise FedtailError(
@@ -109,6 +111,13 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if not isinstance(tensors, Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise FedtailError(f"model.weights: '{path}' holds no state dict of tensors")
     return dict(tensors)
+
+
+def with_own_head(model: SplitModel, tensors: Tensors) -> Tensors:
+    """Return weights with the model's own head, if theirs is of other classes."""
+    own = {n: t for n, t in model.tensors().items() if n.startswith(tuple(model.head_names))}
+    fits = all(name in tensors and tensors[name].shape == t.shape for name, t in own.items())
+    return tensors if fits else {**tensors, **own}
 
 
 def _described(model: str | Mapping[str, Any]) -> ModelSpec:

@@ -125,6 +125,8 @@ def reset(module: M) -> M:
         again = getattr(layer, "reset_parameters", None)
         if callable(again) and name not in still:
             again()
+        if ".lora_B." in f".{name}":  # a new update begins at zero
+            nn.init.zeros_(layer.get_parameter("weight"))
     return module
 
 

@@ -279,11 +279,23 @@ def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitM
     model, base
         The model that a method trains, and the user's own.
     """
+    from fedtail.models.lora import merged_model  # it knows models
+
     # A method's own head may have the names of the user's, and another meaning.
     tested = model if model.fits(tensors) else base
+    if not tested.fits(tensors):  # as they are shipped: updates of low rank are merged
+        tested = next((m for m in map(merged_model, (model, base)) if m.fits(tensors)), base)
     tested.load(tensors)
     tested.eval()
     return tested
+
+
+def as_shipped(tested: SplitModel, tensors: Tensors) -> tuple[SplitModel, dict[str, Tensor]]:
+    """Return the plain network of a tested model, and all of its tensors."""
+    from fedtail.models.lora import merged_model
+
+    plain = merged_model(tested)
+    return plain, plain.whole(tensors if plain is tested else plain.tensors())
 
 
 def logits_of(answer: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which part of a network is trained: all, the head, the last layers, or parameters by name.
+"""Which part of a network is trained: all, the head, the last blocks, LoRA, or names.
 
 Everything else is frozen: a part of the architecture that is neither sent nor averaged nor saved
 with the state, in evaluation mode (see `SplitModel`).
@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from fedtail.errors import FedtailError, suggestion
+from fedtail.models.lora import rank_of, with_lora
 from fedtail.models.probe import hold_still
 from fedtail.models.split_model import SplitModel
 
-CHOICES = "all, head, last:N, or names of parameters such as 'layer4.* fc.*'"
+CHOICES = "all, head, last:N, lora:r=8, or names of parameters such as 'layer4.* fc.*'"
 
 
 def checked_choice(choice: str) -> str:
@@ -26,6 +27,8 @@ def checked_choice(choice: str) -> str:
         raise FedtailError(f"say what is trained: {CHOICES}")
     if choice.startswith("last") and not re.fullmatch(r"last:[1-9]\d*", choice):
         raise FedtailError(f"'{choice}' is refused: give last:N with N at least 1, such as last:2")
+    if choice.startswith("lora"):
+        rank_of(choice)
     return choice
 
 
@@ -41,8 +44,8 @@ def with_trained(model: SplitModel, choice: str) -> SplitModel:
         Any model.
     choice
         "all"; "head", the classifier; "last:N", the last N blocks of the network with the
-        classifier as one; or patterns for names of parameters or of layers, apart by spaces or
-        commas.
+        classifier as one; "lora:r=8", low-rank matrices beside frozen layers; or patterns for
+        names of parameters or of layers, apart by spaces or commas.
 
     Raises
     ------
@@ -51,6 +54,8 @@ def with_trained(model: SplitModel, choice: str) -> SplitModel:
     """
     if checked_choice(choice) == "all":
         return model
+    if choice.startswith("lora"):
+        return with_lora(model, choice)
     made = copy.deepcopy(model)
     chosen = _chosen(made, choice)
     parameters = made.trainable()
@@ -67,7 +72,7 @@ def with_trained(model: SplitModel, choice: str) -> SplitModel:
     return made
 
 
-def blocks(model: SplitModel) -> list[list[str]]:
+def named_blocks(model: SplitModel) -> list[list[str]]:
     """Return the names of the parameters of every block, from input to output.
 
     A block is what a network repeats (a residual block, a layer of a transformer) or, outside of
@@ -91,7 +96,7 @@ def _chosen(model: SplitModel, choice: str) -> set[str]:
     if choice == "head":
         return set(_of_heads(model, parameters))
     if choice.startswith("last:"):
-        parts, n = blocks(model), int(choice.removeprefix("last:"))
+        parts, n = named_blocks(model), int(choice.removeprefix("last:"))
         if n > len(parts):
             raise FedtailError(
                 f"train = '{choice}' is more than the {len(parts)} blocks of the model"

@@ -36,6 +36,7 @@ from fedtail.privacy.attacks import (
 from fedtail.privacy.clipping import private_update
 from fedtail.privacy.gaussian import analytic_sigma
 from fedtail.privacy.layout import part_of
+from fedtail.privacy.moment_audit import MomentLeak, moment_leak
 from fedtail.privacy.noise import seeded_bytes
 from fedtail.protocol import Client, Payload, Server, Task, Update, grouped
 from fedtail.reduce import Reduced, reduced
@@ -96,6 +97,8 @@ class Audit:
         Of the loss threshold attack on the shipped model.
     features
         How real the features are that the server made, if it made any.
+    moments
+        What sums of features tell of clients with few samples, if such sums are asked for.
     """
 
     method: str
@@ -106,6 +109,7 @@ class Audit:
     refused: str
     member_advantage: float | None
     features: Likeness | None
+    moments: MomentLeak | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -114,7 +118,8 @@ class Audit:
             for v in self.views
         ]
         features = None if self.features is None else self.features._asdict()
-        return {**asdict(self), "views": views, "features": features}
+        moments = None if self.moments is None else self.moments._asdict()
+        return {**asdict(self), "views": views, "features": features, "moments": moments}
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ def audit(folder: RunFolder, setting: Setting, epsilon: float = 8.0) -> Audit:
             refused=refused,
             member_advantage=member_advantage(runtime, tensors),
             features=made_features(folder, setting, runtime),
+            moments=moment_leak(setting, runtime, tensors),
         )
 
 

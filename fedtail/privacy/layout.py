@@ -92,7 +92,7 @@ def vector(answer: Payload, form: Form, parts: bool) -> Tensor:
     pieces = [torch.zeros(0, dtype=torch.float64)]
     for kind, name, shape in slots(form, parts):
         if kind == "weight":
-            piece = torch.tensor(weight(answer, Mean(name)))
+            piece = torch.tensor(weight(answer.scalars, Mean(name)))
         elif kind == "scalar":
             piece = torch.tensor(float(answer.scalars[name]))
         elif kind == "holders":
@@ -108,7 +108,9 @@ def _scaled(answer: Payload, form: Form, name: str, shape: tuple[int, ...]) -> T
     if isinstance(how, ByClass):
         index = answer.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
         tensor = torch.zeros(shape, dtype=tensor.dtype).index_add_(0, index, tensor)
-    factor = weight(answer, how) if isinstance(how, Mean) else gain(form.tensors[name].dtype)
+    factor = (
+        weight(answer.scalars, how) if isinstance(how, Mean) else gain(form.tensors[name].dtype)
+    )
     return tensor.double() * factor
 
 

@@ -95,6 +95,7 @@ def field_meant(path: str, plain: Mapping[str, Any], others: Iterable[str] = ())
     if root in Experiment.model_fields and (root != "method" or inner in {"", "name", *method}):
         return ""
     local = LocalTraining.model_fields if "local" in method else ()
-    places = [*(f"method.{f}" for f in method), *(f"method.local.{f}" for f in local), *others]
+    more = [o for o in others if local or not o.startswith("method.local.")]
+    places = [*(f"method.{f}" for f in method), *(f"method.local.{f}" for f in local), *more]
     last = path if root in method else path.rpartition(".")[2]
     return next((place for place in places if place.endswith(f".{last}")), "")

@@ -137,6 +137,7 @@ def experiment(
         "rounds": 3,
         "per_round": 4,
         "device": "cpu",
+        "together": 0,  # what is promised bit by bit is promised of clients that train alone
         **fields,
     }
     return Experiment(**chosen)

@@ -143,9 +143,10 @@ def grad_group(gradients: ClassGradients, group: str = "grad") -> dict[str, Tens
     return tensors if bias is None else {**tensors, f"{group}/bias": bias}
 
 
-def grad_rows(head: nn.Module) -> dict[str, Like]:
-    """Return what one row of the class gradients of a linear head looks like."""
-    return like(linear_head(head).named_parameters())
+def grad_rows(head: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Like]:
+    """Return what one row of the class gradients of a linear head looks like, on the wire."""
+    rows = like(linear_head(head).named_parameters())
+    return {name: look._replace(dtype=dtype) for name, look in rows.items()}
 
 
 def as_gradients(table: Tensors) -> ClassGradients:

@@ -69,29 +69,35 @@ class LocalTraining(Config):
 
         With `pairs`, a last batch of one sample joins the batch before it (see `normalisable`).
         """
-        if not len(labels):
-            return iter(())
-        epochs = count() if self.steps else range(math.ceil(self.epochs))
         every = (
             batch
-            for epoch in epochs
-            for batch in _cut(
-                self._part(sampler.order(labels, generator), epoch), self.batch_size, pairs
-            )
+            for order in self.passes(sampler, labels, generator)
+            for batch in torch.split(order, batch_sizes(len(order), self.batch_size, pairs))
         )
         return islice(every, self.steps)
 
-    def _part(self, order: Tensor, epoch: int) -> Tensor:
-        share = 1.0 if self.steps else min(1.0, self.epochs - epoch)
-        # 1.1 - 1 is a little more than 0.1: that little is not another sample.
-        return order[: max(1, math.ceil(share * len(order) - 1e-6))]
+    def passes(
+        self, sampler: BatchSampler, labels: Tensor, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Yield positions of local samples, pass by pass; with `steps` there is no last one."""
+        epochs = count() if self.steps else range(math.ceil(self.epochs))
+        for epoch in epochs if len(labels) else ():
+            share = 1.0 if self.steps else min(1.0, self.epochs - epoch)
+            order = sampler.order(labels, generator)
+            # 1.1 - 1 is a little more than 0.1: that little is not another sample.
+            yield order[: max(1, math.ceil(share * len(order) - 1e-6))]
 
 
-def _cut(order: Tensor, size: int, pairs: bool) -> list[Tensor]:
-    batches = list(torch.split(order, size))
-    if pairs and size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
+def batch_sizes(samples: int, size: int, pairs: bool) -> list[int]:
+    """Return how a pass is cut into batches: equal ones, and what is left.
+
+    With `pairs`, a last batch of one sample joins the batch before it (see `normalisable`).
+    """
+    full, rest = divmod(samples, size)
+    sizes = [size] * full + ([rest] if rest else [])
+    if pairs and size > 1 and full and rest == 1:
+        sizes[-2:] = [size + 1]
+    return sizes
 
 
 @contextmanager

@@ -8,7 +8,7 @@ a thousand times the deviations, ten digits of the covariance are left.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,17 @@ from torch import Tensor
 from fedtail.data.federation import ClientData
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Tensors
+from fedtail.training.feature_sums import sketch_factor
+
+Products = Literal["full", "diagonal", "low-rank"]
+"""What is sent of Σ h hᵀ: its upper triangle, its diagonal, or its product with a matrix Ω."""
 
 
 class ClassSums(NamedTuple):
     """Of L classes: their numbers (L,), counts (L,), sums (L, d) and sums of products.
 
-    The products h hᵀ are their upper triangle, row by row: (L, d(d+1)/2).
+    The products h hᵀ are their upper triangle, row by row, (L, d(d+1)/2); their diagonal (L, d); or
+    the image of Ω (L, d, r).
     """
 
     classes: Tensor
@@ -33,48 +38,89 @@ class ClassSums(NamedTuple):
 class Moments(NamedTuple):
     """Of L classes: their numbers (L,), counts (L,), means (L, d) and covariances.
 
-    A covariance is its upper triangle, row by row: (L, d(d+1)/2).
+    A covariance is its upper triangle, row by row, (L, d(d+1)/2); its diagonal, (L, d), and zero
+    elsewhere; or its image of the test matrix Ω, (L, d, r).
     """
 
     classes: Tensor
     counts: Tensor
     mean: Tensor
     covariance: Tensor
+    test: Tensor | None = None
 
 
-def class_sums(model: SplitModel, data: ClientData, batch_size: int = 500) -> ClassSums:
-    """Return the sums over the features of each local class, in evaluation mode."""
+def products_shape(width: int, products: Products, rank: int = 0) -> tuple[int, ...]:
+    """Return the shape of what is sent of one class's products."""
+    triangle = width * (width + 1) // 2
+    return {"full": (triangle,), "diagonal": (width,), "low-rank": (width, rank)}[products]
+
+
+def class_sums(
+    model: SplitModel,
+    data: ClientData,
+    batch_size: int = 500,
+    products: Products = "full",
+    test: Tensor | None = None,
+) -> ClassSums:
+    """Return the sums over the features of each local class, in evaluation mode.
+
+    Parameters
+    ----------
+    model, data, batch_size
+        What gives the features, of what, and how many at a time.
+    products, test
+        What is kept of Σ h hᵀ; for "low-rank" Ω (d, r).
+    """
     model.eval()
     order = torch.argsort(data.labels, stable=True)
     with torch.no_grad():
         parts = [model.features(data.batch(i)[0]).cpu() for i in torch.split(order, batch_size)]
     h = torch.cat([torch.zeros(0, model.feature_dim), *parts]).to(torch.float64)
     classes, counts = torch.unique(data.labels, return_counts=True)
-    upper = torch.triu_indices(model.feature_dim, model.feature_dim)
+    width = model.feature_dim
+    upper = torch.triu_indices(width, width)
+
+    def product(g: Tensor) -> Tensor:
+        if products == "diagonal":
+            return g.square().sum(dim=0)
+        return (g.T @ g)[upper[0], upper[1]] if test is None else g.T @ (g @ test.double())
+
+    shape = products_shape(width, products, 0 if test is None else test.shape[1])
     groups = torch.split(h, counts.tolist())
-    none = [h.new_zeros(0, model.feature_dim)], [h.new_zeros(0, upper.shape[1])]
-    sums = torch.cat([*none[0], *(g.sum(dim=0, keepdim=True) for g in groups)])
-    products = torch.cat([*none[1], *((g.T @ g)[upper[0], upper[1]][None] for g in groups)])
-    return ClassSums(classes, counts, sums, products)
+    sums = torch.cat([h.new_zeros(0, width), *(g.sum(dim=0, keepdim=True) for g in groups)])
+    each = torch.cat([h.new_zeros(0, *shape), *(product(g)[None] for g in groups)])
+    return ClassSums(classes, counts, sums, each)
 
 
-def pooled(told: Tensors) -> Moments:
+def pooled(told: Tensors, test: Tensor | None = None) -> Moments:
     """Return the moments of all clients' samples together; classes without a sample are left out.
 
     Parameters
     ----------
     told
         `ClassSums` over all clients, by name.
+    test
+        Ω, if products are low-rank.
     """
     there = told["counts"] > 0
     classes, n = told["classes"][there], told["counts"][there].double()[:, None]
     mean = told["sums"][there] / n
-    upper = torch.triu_indices(mean.shape[1], mean.shape[1])
-    outer = mean[:, upper[0]] * mean[:, upper[1]]
+    products = told["products"][there]
+    n = n.reshape(-1, *[1] * (products.ndim - 1))
     # One sample has no covariance: Q − μ μᵀ is zero, up to rounding.
-    covariance = (told["products"][there] - n * outer) / (n - 1).clamp(min=1)
+    covariance = (products - n * _outer(mean, products, test)) / (n - 1).clamp(min=1)
     covariance = torch.where(n > 1, covariance, 0.0)
-    return Moments(classes, told["counts"][there], mean, covariance)
+    return Moments(classes, told["counts"][there], mean, covariance, test)
+
+
+def _outer(mean: Tensor, products: Tensor, test: Tensor | None) -> Tensor:
+    """Return μ μᵀ of each class, as its products are."""
+    if test is not None:
+        return mean[:, :, None] * (mean @ test.double())[:, None]
+    if products.shape[1] == mean.shape[1]:
+        return mean.square()
+    upper = torch.triu_indices(mean.shape[1], mean.shape[1])
+    return mean[:, upper[0]] * mean[:, upper[1]]
 
 
 def sample_features(moments: Moments, samples: int, generator: torch.Generator) -> Tensor:
@@ -86,14 +132,27 @@ def sample_features(moments: Moments, samples: int, generator: torch.Generator) 
     turn a drawn feature around.
     """
     width = moments.mean.shape[1]
-    upper = torch.triu_indices(width, width)
     drawn = torch.empty(len(moments.classes), samples, width)
-    for row, (mean, triangle) in enumerate(zip(moments.mean, moments.covariance, strict=True)):
-        whole = mean.new_zeros(width, width)
-        whole[upper[0], upper[1]] = triangle
-        # eigh reads one triangle; "U" is the one there is.
-        values, vectors = torch.linalg.eigh(whole, UPLO="U")
+    for row, (mean, covariance) in enumerate(zip(moments.mean, moments.covariance, strict=True)):
         z = torch.randn(samples, width, generator=generator, dtype=torch.float64)
-        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-        drawn[row] = mean + z @ root
+        drawn[row] = mean + _stretched(z, covariance, moments.test)
     return drawn
+
+
+def _stretched(z: Tensor, covariance: Tensor, test: Tensor | None) -> Tensor:
+    """Return z Σ^(1/2)."""
+    width = z.shape[1]
+    if test is not None:
+        # Σ ≈ F Fᵀ with a thin F = U S Vᵀ, and so Σ^(1/2) = U S Uᵀ.
+        vectors, roots, _ = torch.linalg.svd(sketch_factor(covariance, test), full_matrices=False)
+    elif len(covariance) == width:
+        return z * covariance.clamp(min=0).sqrt()
+    else:
+        # eigh reads one triangle; "U" is the one there is.
+        upper = torch.triu_indices(width, width)
+        whole = z.new_zeros(width, width)
+        whole[upper[0], upper[1]] = covariance
+        values, vectors = torch.linalg.eigh(whole, UPLO="U")
+        roots = values.clamp(min=0).sqrt()
+    root: Tensor = (vectors * roots) @ vectors.T
+    return z @ root

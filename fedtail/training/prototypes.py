@@ -6,6 +6,8 @@ A table has the tensors ``classes`` (L,), ascending, ``weight`` (L, C, d) and, i
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -45,3 +47,28 @@ def sum_outside(table: Tensors, held: Tensor, num_classes: int, fill: bool) -> d
     known, wanted = int(outside.sum()), num_classes - len(held)
     factor = wanted / known if known and fill else 1.0
     return {name: factor * t[outside].sum(dim=0) for name, t in table.items() if name != "classes"}
+
+
+Wire = Literal["float32", "float16"]
+"""In which precision a table travels."""
+LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+def wire_type(wire: Wire) -> torch.dtype:
+    """Return the type of numbers on the wire."""
+    return torch.float16 if wire == "float16" else torch.float32
+
+
+def for_wire(table: Tensors, wire: Wire) -> dict[str, Tensor]:
+    """Return a table as it is sent; the class numbers stay whole."""
+    if wire == "float32":
+        return dict(table)
+    return {
+        name: t.clamp(-LARGEST_HALF, LARGEST_HALF).half() if t.is_floating_point() else t
+        for name, t in table.items()
+    }
+
+
+def from_wire(table: Tensors) -> dict[str, Tensor]:
+    """Return a table as it is computed with."""
+    return {name: t.float() if t.is_floating_point() else t for name, t in table.items()}

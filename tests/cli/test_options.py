@@ -71,6 +71,14 @@ def test_another_method_keeps_how_clients_train() -> None:
     assert plain == {"method": {"name": "b", "local": {"lr": 0.2}}}
 
 
+def test_a_method_that_does_not_train_leaves_local_training_out() -> None:
+    plain: dict[str, Any] = {"method": {"local": {"lr": 0.2}}}
+    apply(plain, "method", "closed-form")
+    assert plain == {"method": {"name": "closed-form"}}
+    with pytest.raises(FedtailError, match="unknown key 'local'"):
+        experiment_from(["method.local.lr=0.1"], {"method": "closed-form"}, None)
+
+
 def test_the_same_method_keeps_its_fields() -> None:
     plain: dict[str, Any] = {"method": {"name": "a", "tau": 2}}
     apply(plain, "method", "a")

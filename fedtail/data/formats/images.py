@@ -63,6 +63,11 @@ class ImageFiles:
             torch.stack(images) if images else torch.empty((0, *self.shape[1:]), dtype=self.dtype)
         )
 
+    def facts(self) -> str:
+        """Return what tells these images from others: how they are read, and each file's state."""
+        files = [(Path(self.root) / name).stat() for name in self.names]
+        return repr((self, [(file.st_size, file.st_mtime_ns) for file in files]))
+
     def _decoded(self, name: str) -> Tensor:
         path = str(Path(self.root) / name)
         with open_image(path) as image:

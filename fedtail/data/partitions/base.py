@@ -30,6 +30,11 @@ class Labels:
     num_classes: int
     owner: np.ndarray | None = None
 
+    def at(self, positions: np.ndarray) -> Labels:
+        """Return the samples at some positions."""
+        owner = None if self.owner is None else self.owner[positions]
+        return Labels(self.y[positions], self.num_classes, owner)
+
     def counts(self) -> np.ndarray:
         """Return how many samples each class has."""
         return np.bincount(self.y, minlength=self.num_classes)

@@ -17,7 +17,7 @@ from fedtail.errors import FedtailError, missing_extra
 
 @Source.register("hf")
 class HuggingFace(OwnSource):
-    """Columns of a Hugging Face data set: images or rows of numbers, labels, perhaps clients."""
+    """Columns of a Hugging Face data set: images, numbers or texts; labels; perhaps clients."""
 
     about: ClassVar[About] = About("a Hugging Face data set, by name or saved on disk")
 
@@ -27,7 +27,7 @@ class HuggingFace(OwnSource):
     test_split: str | None = Field(
         "test", description="split that tests; absent: a seeded share of the training split"
     )
-    input: str = Field("image", description="column of inputs: images, or lists of numbers")
+    input: str = Field("image", description="column of inputs: images, lists of numbers, or texts")
     label: str = Field("label", description="column of labels")
     client: str | None = Field(None, description="column that names each sample's natural client")
 
@@ -45,15 +45,21 @@ class HuggingFace(OwnSource):
     def _read(
         self, split: Any, names: Sequence[str] | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        x = [np.asarray(value) for value in self._column(split, self.input)]
-        if len({array.shape for array in x}) > 1:
-            raise FedtailError(f"{self.path}: inputs in column '{self.input}' differ in shape")
+        column = self._column(split, self.input)
         labels = self._column(split, self.label)
         if names is not None and isinstance(labels[0], str):
             number = {name: c for c, name in enumerate(names)}
             labels = [number.get(name, -1) for name in labels]
         owner = np.asarray(self._column(split, self.client)) if self.client else None
-        return np.stack(x), np.asarray(labels), owner
+        return self._inputs(column), np.asarray(labels), owner
+
+    def _inputs(self, column: list[Any]) -> np.ndarray:
+        if column and isinstance(column[0], str):
+            return np.array(column, dtype=object)
+        x = [np.asarray(value) for value in column]
+        if len({array.shape for array in x}) > 1:
+            raise FedtailError(f"{self.path}: inputs in column '{self.input}' differ in shape")
+        return np.stack(x)
 
     def _column(self, split: Any, column: str) -> list[Any]:
         if column not in split.column_names:

@@ -58,11 +58,14 @@ class OwnSource(Source):
         repr=False,
         description="from Python: a function that inputs go through first, batch by batch",
     )
+    rate: int | None = Field(
+        None, ge=1, description="of sound: samples a second of the waveforms, for pretrained models"
+    )
     drop: tuple[str, ...] = Field((), description="names of classes to leave out")
 
     def dataset(self, raw: Raw, where: str) -> Dataset:
         """Return the checked arrays, split and normalised as the fields say."""
-        given = given_by(raw)
+        given = replace(given_by(raw), rate=self.rate)
         if self.transform is not None:
             given, raw = replace(given, transform=self.transform), transformed(raw, self.transform)
         whole = with_test_set(raw, self.test_fraction, self.split_seed, where)

@@ -83,4 +83,4 @@ def described_setting(path: str) -> Setting:
     """Return the real things behind the description in a file."""
     plain = load_experiment(Path(path))
     load_plugins(plain.get("plugins", []))
-    return prepare(make_experiment(plain))
+    return prepare(make_experiment(plain)).with_features()

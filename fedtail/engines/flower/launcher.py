@@ -32,6 +32,7 @@ from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.loop import Loop
 from fedtail.metrics import shipped_record
+from fedtail.models.split_model import load_tested
 from fedtail.predictor import predictor_of
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
@@ -84,7 +85,7 @@ class Launch:
         folder.must_be_a_run() if resume else folder.must_be_new()
         check_installed(self.engine)
         check_described(experiment)
-        setting = prepare(experiment)
+        setting = prepare(experiment).with_features()
         loop = Loop(setting, Embedded(setting.runtime()), folder, callbacks)
         status = StatusFiles(folder.path)
         with ExitStack() as stack:
@@ -189,7 +190,8 @@ def stored_launch(run: Path) -> Launch | None:
 
 def rounds_saved(setting: Setting, folder: RunFolder) -> int:
     """Return how many rounds the checkpoint of a run stands on."""
-    state = setting.method.init(setting.model, setting.server(0))
+    server = setting.server(0)
+    state = setting.method.init(server.model, server)
     saved = Checkpoint(folder.checkpoint).load(type(state))
     return 0 if saved is None else saved.round
 
@@ -250,6 +252,6 @@ def collect(setting: Setting, folder: RunFolder, callbacks: Sequence[Callback]) 
     for callback in callbacks:
         callback.on_end(shipped_record(history), tensors)
     restore_inputs(setting, folder)
-    network = setting.runtime().load_tested(tensors)
+    network = load_tested(tensors, setting.model, setting.base)
     model = predictor_of(setting, network)
     return Result(history, tensors, network.module, model, None, folder.path)

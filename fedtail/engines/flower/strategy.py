@@ -26,7 +26,7 @@ from fedtail.engines.runtime import Runtime, numerics
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.methods import Method
-from fedtail.models.split_model import load_tested
+from fedtail.models.split_model import as_shipped, load_tested
 from fedtail.protocol import Server
 from fedtail.rng import contained, derive
 
@@ -142,7 +142,7 @@ class MethodStrategy(FedAvg):
         with self.engine.states.forgotten():
             final = self._drive(self.method.finalize(self.state, server), server, Ledger())
         tested = self.method.eval_model(final)
-        shipped = load_tested(tested, self.trained, self.base).whole(tested)
+        shipped = as_shipped(load_tested(tested, self.trained, self.base), tested)[1]
         numbers = {
             "clients": len(ledger.clients),
             "dropped": len(ledger.dropped),

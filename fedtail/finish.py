@@ -1,0 +1,139 @@
+"""What is done to a trained model before it is tested and shipped: a last step after any method.
+
+Its exchanges are held with every client after those of the method, on the model that would be
+shipped, and they change nothing that training goes on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedtail.config import Component, Registry
+from fedtail.errors import FedtailError
+from fedtail.models.split_model import SplitModel
+from fedtail.protocol import ClientId, Exchange, Server
+from fedtail.training.blends import Judge, Mixture, choose_blend
+from fedtail.training.classifier import named, unnamed
+from fedtail.training.closed_heads import SKETCH, BalancedRidge, ClosedHead
+from fedtail.volume import Volume
+
+Model = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Jury:
+    """Who chooses between models.
+
+    Attributes
+    ----------
+    clients
+        Who holds samples out; nobody, if nothing is held out.
+    judge
+        What makes a score of what they counted.
+    """
+
+    clients: Sequence[ClientId]
+    judge: Judge
+
+
+class Finish(Component):
+    """A last step after training."""
+
+    registry: ClassVar[Registry[Finish]] = Registry("finish")
+    asks: ClassVar[bool] = True
+    """Whether clients are asked for anything."""
+
+    def closed_head(self) -> ClosedHead | None:
+        """Return how it makes a head of sums of features, if it does: what an audit attacks."""
+        return None
+
+    def volume(self, network: SplitModel, classes: int) -> Volume | None:
+        """Return how many bytes it sends, if they grow with classes and features."""
+        return None
+
+    def check(self, network: SplitModel) -> None:
+        """Refuse a network that it cannot be done to."""
+
+    def exchange(
+        self, model: Model, network: SplitModel, server: Server, jury: Jury
+    ) -> Exchange[Model]:
+        """Return what is shipped in place of a model.
+
+        Parameters
+        ----------
+        model, network
+            What would be shipped, and the module that it fits.
+        server
+            Whose clients can be asked.
+        jury
+            Who can choose.
+        """
+        yield from ()
+        return model
+
+
+@Finish.register("none")
+class NoFinish(Finish):
+    """Ship what was trained."""
+
+    asks: ClassVar[bool] = False
+
+
+@Finish.register("closed-form")
+class ClosedFormFinish(Finish):
+    """Put a head in the trained one's place that is computed from sums of all clients' features."""
+
+    head: ClosedHead = Field(BalancedRidge(), description="how it is computed from sums")
+    blend: Literal["validation", "none"] = Field(
+        "validation",
+        description="mix it with the trained head as does best on what clients hold out, if they "
+        "hold out any; or take it as it is",
+    )
+
+    def closed_head(self) -> ClosedHead | None:
+        """Return how the head is computed."""
+        return self.head
+
+    def volume(self, network: SplitModel, classes: int) -> Volume | None:
+        """Count the sums of all clients, once."""
+        return Volume(once=self.head.nbytes(network, classes), less=f"finish.{SKETCH}")
+
+    def check(self, network: SplitModel) -> None:
+        """Refuse a classifier that cannot carry the head."""
+        self.head.carried_by(network)
+
+    def exchange(
+        self, model: Model, network: SplitModel, server: Server, jury: Jury
+    ) -> Exchange[Model]:
+        """Compute the head, and let those who hold samples out choose how much of it is taken."""
+        sums = yield from self.head.ask(model, network, server)
+        found = self.head.put(sums, network)
+        if not found:
+            return model
+        chosen = Mixture(1.0, 1.0)
+        if self.blend == "validation" and jury.clients:
+            other = unnamed(found, network)
+            chosen = yield from choose_blend(model, other, jury.clients, jury.judge)
+            found = named(chosen.of(unnamed(model, network), other), network)
+        server.log("closed_form_share", chosen.share)
+        server.log("closed_form_temperature", chosen.temperature)
+        return {**model, **found}
+
+
+def shipped_network(tensors: Model, model: SplitModel, base: SplitModel) -> SplitModel:
+    """Return the network that a shipped model fits: the one that a method trains, or the user's."""
+    return model if model.fits(tensors) else base
+
+
+def refuse_private(finish: Finish) -> None:
+    """Refuse a last step that asks clients where what they say must be differentially private."""
+    if finish.asks:
+        raise FedtailError(
+            f"finish = '{finish.name}' asks clients again after training, which the budget of "
+            "differential privacy does not cover"
+        )

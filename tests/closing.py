@@ -1,0 +1,54 @@
+"""Sums of features without a run: tasks answered by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tiny
+import torch
+from torch import nn
+
+from fedtail import ClosedForm
+from fedtail.data.federation import Federation
+from fedtail.models import SplitModel
+from fedtail.protocol import Payload, Task, Update
+from fedtail.reduce import Reduced
+from fedtail.training.feature_sums import FeatureSums, Wanted, ask_feature_sums
+
+
+def identity(width: int, classes: int, bias: bool = True) -> SplitModel:
+    """Features are the inputs."""
+    return SplitModel(nn.Sequential(nn.Identity(), nn.Linear(width, classes, bias=bias)))
+
+
+def question(
+    model: SplitModel, counts: Sequence[int], products: bool, balanced: bool = False
+) -> Payload:
+    """Return what clients are sent in the second exchange."""
+    tensors = {f"model/{n}": t for n, t in model.tensors().items()}
+    facts = {"width": model.feature_dim, "products": int(products), "balanced": int(balanced)}
+    return Payload({**tensors, "weigh/counts": torch.tensor(counts)}, facts)
+
+
+def answered(tasks: Sequence[Task], data: Federation, model: SplitModel) -> Reduced:
+    """Return what clients answer, added up."""
+    method, action = ClosedForm(), tasks[0].action
+    updates = [
+        Update(t.client, getattr(method, action)(t.payload, tiny.client(data, t.client, model)))
+        for t in tasks
+    ]
+    server = tiny.server(model, len(data), num_classes=data.num_classes)
+    return tiny.added(method, updates, server, action, tasks[0].payload)
+
+
+def asked(model: SplitModel, data: Federation, wanted: Wanted) -> FeatureSums:
+    """Hold both exchanges."""
+    server = tiny.server(model, len(data), num_classes=data.num_classes)
+    exchange = ask_feature_sums(model.tensors(), model, server, wanted)
+    tasks = next(exchange)
+    while True:
+        try:
+            tasks = exchange.send(answered(tasks, data, model))
+        except StopIteration as stop:
+            sums: FeatureSums = stop.value
+            return sums

@@ -1,0 +1,100 @@
+"""Sums of features: what a client sends, what they add up to, and sketches of second moments."""
+
+from __future__ import annotations
+
+import tiny
+import torch
+from closing import asked, identity, question
+
+from fedtail import ClosedForm
+from fedtail.forms import defect
+from fedtail.protocol import Payload
+from fedtail.training.feature_sums import Wanted, from_sketch, sample_weights, whole
+
+# Two classes of three, two clients and one without samples.
+X = [[1.0, 0.0], [3.0, 2.0], [0.0, 2.0], [0.0, 4.0]]
+Y = [0, 0, 1, 1]
+DATA = tiny.federation(X, Y, [[0, 1, 2], [3], []], classes=3)
+
+
+def test_what_a_client_sends_is_its_part_of_means() -> None:
+    # n = (2, 2, 0), N = 4. Client 0 holds (1, 0) and (3, 2) of class 0 and (0, 2) of class 1. That
+    # is (4, 2) / 2 and (0, 2) / 2 of the class means, and (1 + 9, 4 + 4) / 4 of the squares.
+    model = identity(2, 3)
+    task = question(model, [2, 2, 0], products=True, balanced=True)
+    sent = ClosedForm().feature_sums(task, tiny.client(DATA, 0, model)).group("features")
+    assert sent["counts"].tolist() == [2, 1, 0]
+    assert sent["sums"].tolist() == [[2.0, 1.0], [0.0, 1.0], [0.0, 0.0]]
+    # With weights 1 / (L n_c) = 1/4 the products (1 + 9, 6, 4 + 4) weigh as much.
+    assert sent["squares"].tolist() == [[2.5, 2.0], [2.5, 2.0]]
+    assert sent["products"].tolist() == [2.5, 1.5, 2.0]
+
+
+def test_weights_of_samples() -> None:
+    counts = torch.tensor([6, 2, 0])
+    inside, across = sample_weights(counts, balanced=True)
+    assert inside.tolist() == [1 / 6, 1 / 2, 0.0]
+    assert across.tolist() == [1 / 12, 1 / 4, 0.0]  # a class of two that somebody holds: 1/2 each
+    assert sample_weights(counts, balanced=False)[1].tolist() == [1 / 8, 1 / 8, 0.0]
+
+
+def test_sums_are_those_of_all_samples() -> None:
+    sums = asked(identity(2, 3), DATA, Wanted(balanced=False))
+    x = torch.tensor(X).double()
+    assert sums.clients == 3
+    assert sums.counts.tolist() == [2, 2, 0]
+    assert sums.sums.tolist() == [[4.0, 2.0], [0.0, 6.0], [0.0, 0.0]]
+    assert sums.squares.tolist() == [10.0, 24.0]
+    assert sums.image is not None
+    assert torch.allclose(sums.image, x.T @ x / 4, rtol=0, atol=1e-15)
+    assert torch.allclose(sums.energies, x.square().sum(0) / 4, rtol=0, atol=1e-15)
+
+
+def test_without_products_there_are_none() -> None:
+    sums = asked(identity(2, 3), DATA, Wanted(products=False))
+    assert sums.image is None
+    assert sums.counts.tolist() == [2, 2, 0]
+
+
+def test_a_triangle_is_a_symmetric_matrix() -> None:
+    found = whole(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    assert found.tolist() == [[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]]
+
+
+def test_a_sketch_of_two_columns_gives_back_two_directions() -> None:
+    # A = 2 e eᵀ + f fᵀ has rank 2: with any two columns that see both, it is itself again.
+    e, f = torch.eye(4).double()[0], torch.tensor([0.0, 0.6, 0.8, 0.0]).double()
+    a = 2 * torch.outer(e, e) + torch.outer(f, f)
+    test = torch.tensor([[1.0, 1.0], [1.0, -1.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    assert torch.allclose(from_sketch(a @ test, test), a, rtol=0, atol=1e-14)
+    # One column: Ω = e + f sees (A Ω)(A Ω)ᵀ / (Ωᵀ A Ω) = (2 e + f)(2 e + f)ᵀ / 3.
+    one = (e + f)[:, None]
+    seen = 2 * e + f
+    assert torch.allclose(from_sketch(a @ one, one), torch.outer(seen, seen) / 3, atol=1e-14)
+    assert not from_sketch(0 * a @ test, test).any()
+
+
+def test_clients_send_a_sketch_of_any_width() -> None:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    data = tiny.federation(x.tolist(), [0, 0, 1, 1, 1], [[0, 1, 2], [3, 4]], classes=2)
+    exact = asked(identity(6, 2), data, Wanted())
+    sums = asked(identity(6, 2), data, Wanted(rank=5))
+    assert sums.image is not None and sums.test is not None and exact.image is not None
+    assert sums.image.shape == (6, 5)
+    # Five samples have rank 5.
+    assert torch.allclose(from_sketch(sums.image, sums.test), exact.image, rtol=0, atol=1e-9)
+    # From the width on, the triangle is less.
+    assert asked(identity(6, 2), data, Wanted(rank=6)).test is None
+
+
+def test_an_answer_of_another_form_is_refused() -> None:
+    model = identity(2, 3)
+    task = question(model, [2, 2, 0], products=True)
+    form = ClosedForm().feature_sums_form(task, model, 3)
+    sent = ClosedForm().feature_sums(task, tiny.client(DATA, 0, model))
+    assert defect(sent, form, 3) == ""
+    assert "counts" in defect(sent, form, 2)  # it announced two samples
+    negative = {**sent.tensors, "features/squares": -sent.tensors["features/squares"]}
+    assert "squares" in defect(Payload(negative), form, 3)
+    without = question(model, [2, 2, 0], products=False)
+    assert "products" in defect(sent, ClosedForm().feature_sums_form(without, model, 3), 3)
