@@ -2,7 +2,7 @@
 
 `relay` starts it and talks to it through a socket, one message at a time. It works for one run. It
 ends when the node's process is gone, when a message of another run comes, when nobody has asked for
-`IDLE` seconds, and when whoever asked is gone before the answer: then nobody waits for it, and what
+`IDLE_SECONDS` seconds, and when whoever asked is gone before the answer: then nobody waits for it, and what
 it has stuck in may never end.
 """
 
@@ -28,9 +28,9 @@ from fedtail.engines.flower.scrubbing import reply
 from fedtail.errors import FedtailError
 from fedtail.lock import locked
 
-IDLE = 600.0
+IDLE_SECONDS = 600.0
 """Seconds without a message after which it ends; the next message starts another one."""
-LOOK = 0.2
+LOOK_EVERY = 0.2
 """Seconds between two looks at who it works for."""
 
 
@@ -46,7 +46,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Look, now and then."""
         while running(self.node) and not self.deserted():
-            time.sleep(LOOK)
+            time.sleep(LOOK_EVERY)
         end(self.folder)
 
     def deserted(self) -> bool:
@@ -80,7 +80,7 @@ def end(folder: Path) -> NoReturn:
 def serve_node(listener: socket.socket, watch: Watch) -> None:
     """Answer messages until there is no more to do here."""
     job: Any = None
-    listener.settimeout(IDLE)
+    listener.settimeout(IDLE_SECONDS)
     while True:
         try:
             link, _ = listener.accept()

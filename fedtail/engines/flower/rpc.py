@@ -17,7 +17,7 @@ from fedtail.protocol import Payload
 NodeId = int
 POLL = 0.2
 """Seconds between two looks at most; Flower's own `send_and_receive` looks every three."""
-SHARE = 0.05
+POLL_SHARE = 0.05
 """What waiting for the next look may add to the time that an answer takes."""
 EXTRA_SECONDS = 60.0
 """Seconds that a message stays valid beyond the time that its answer is waited for."""
@@ -95,7 +95,7 @@ def ask(
         if late:
             break
         if waiting:
-            time.sleep(min(POLL, max(0.01, SHARE * (time.monotonic() - began))))
+            time.sleep(min(POLL, max(0.01, POLL_SHARE * (time.monotonic() - began))))
     for node in waiting.values():
         answers[node] = failed(f"no answer within {seconds:.0f} s")
     return {node: answers[node] for node in nodes}

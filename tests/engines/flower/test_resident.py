@@ -167,7 +167,7 @@ def plain() -> dict[str, Any]:
 
 
 def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resident, "IDLE", 0.05)
+    monkeypatch.setattr(resident, "IDLE_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
