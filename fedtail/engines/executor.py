@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
-from fedtail.engines.together import Answer, blocks, done_together
+from fedtail.engines.together import BlockAnswer, blocks, done_together
 from fedtail.errors import blame, blaming
 from fedtail.forms import Form, defect
 from fedtail.metrics import Evaluation
@@ -108,7 +108,7 @@ def add_up(job: Job, done: Done, form: Form, announced: int | None, total: Sums)
     return Done(None, done.state, added=done.payload.nbytes)
 
 
-def answered(answer: Answer) -> Done:
+def done_in_block(answer: BlockAnswer) -> Done:
     """Return what came of a job that was done together with others."""
     return Done(answer.payload, answer.state, added=answer.added)
 
@@ -131,7 +131,7 @@ class Serial:
         for block in blocks(self.runtime, jobs):
             found = done_together(self.runtime, block, total)
             for job, answer in zip(block, found, strict=True):
-                yield self._one(job) if answer is None else answered(answer)
+                yield self._one(job) if answer is None else done_in_block(answer)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.runtime, job)
