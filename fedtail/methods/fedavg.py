@@ -174,7 +174,8 @@ class FedAvg(Method[M], Generic[M]):
         """Train the received model on the local data and send it back."""
         self.load(payload, client)
         run = self.start(payload, client)
-        generator, augmentation = client.generator("batches"), client.generator("augment")
+        generator = client.generator("batches")
+        augmentation = client.generator("augment") if client.data.is_augmented else None
         norms = run.model.batch_norms()
         run.model.train()
         for index in self.local.batches(self.sampler, client.data.labels, generator, bool(norms)):
@@ -199,7 +200,7 @@ class FedAvg(Method[M], Generic[M]):
     def start(self, payload: Payload, client: Client) -> LocalRun:
         """Return the local run, with a new optimiser and what `prepare` makes."""
         context = self.context(payload, client)
-        trained = [p for p in client.model.parameters() if p.requires_grad]
+        trained = client.model.trainable().values()
         optimizer = self.local.make_optimizer(trained, client.round, client.rounds)
         run = LocalRun(client, payload, client.model, context, optimizer)
         run.aux = self.prepare(run)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtail.losses import LossContext
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload
+from fedtail.training.sgd import LocalOptimizer
 
 
 @dataclass
@@ -31,7 +32,7 @@ class LocalRun:
     payload: Payload
     model: SplitModel
     context: LossContext
-    optimizer: torch.optim.Optimizer
+    optimizer: LocalOptimizer
     aux: Any = None
     steps: int = 0
     index: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
