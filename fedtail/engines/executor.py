@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtail.engines.runtime import Clock, Runtime, Withheld
 from fedtail.engines.together import BlockAnswer, blocks, done_together
 from fedtail.errors import blame, blaming
-from fedtail.forms import Form, defect, side_by_side
+from fedtail.forms import Form, as_stacks, defect
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line_and_place
 from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
@@ -154,7 +154,7 @@ class Intake:
     def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[ClientId, Done]]:
         payloads = [a.done.payload for a in answers if a.done.payload is not None]
         announced = [a.announced for a in answers]
-        stacks = side_by_side(payloads, form, announced) if len(answers) > 1 else None
+        stacks = as_stacks(payloads, form, announced) if len(answers) > 1 else None
         clients = [a.job.task.client for a in answers]
         if stacks is None:
             done = [add_up(a.job, a.done, form, a.announced, self.total) for a in answers]
