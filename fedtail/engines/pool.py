@@ -22,7 +22,7 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedtail.engines.executor import Done, Job, State, add_up, answered, attempt
+from fedtail.engines.executor import Arrival, Done, Intake, Job, State, attempt, done_in_block
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import (
     Shared,
@@ -40,7 +40,7 @@ from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
 from fedtail.processes import LEAVE, Hand, dismiss, hire, keep
-from fedtail.protocol import Payload, Task, Tensors
+from fedtail.protocol import ClientId, Payload, Task, Tensors
 from fedtail.reduce import union, within_frames
 from fedtail.sums import Frames
 from fedtail.totals import Sums
@@ -395,26 +395,38 @@ def _do_block(
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
     """Do the jobs of a block, and add up their answers if there are frames to do it in."""
-    receipts: list[Any] = []
-    total, forms = None, {}
+    receipts: dict[int, Any] = {}  # by client, who stands there once
+    total, intake, forms = None, None, {}
     if frames is not None:
         actions = {action for _, action, *_ in told}
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
+        intake = Intake(total)
     jobs = [Job(Task(k, action, payload), state, clock) for k, action, clock, state in told]
     found = done_together(runtime, jobs, total) if together else [None] * len(jobs)
     for job, answer in zip(jobs, found, strict=True):
         action, client = job.task.action, job.task.client
-        done = attempt(runtime, job) if answer is None else answered(answer)
+        done = attempt(runtime, job) if answer is None else done_in_block(answer)
         if done.error is not None:
-            receipts.append(Failure.of(done.error, str(job)))
+            receipts[client] = Failure.of(done.error, str(job))
             if not drop:
-                return receipts, None
+                return list(receipts.values()), None
             continue
-        if total is not None and done.added is None:
-            done = add_up(job, done, forms[action], runtime.federation.size(client), total)
-        receipts.append((done.payload, {} if done.reason else done.state, done.reason, done.added))
-    return receipts, total
+        if intake is None or done.added is not None:
+            receipts |= _receipts([(client, done)])
+            continue
+        receipts[client] = None  # for now: the answer is not to be held here
+        size = runtime.federation.size(client)
+        receipts |= _receipts(intake.put(Arrival(job, done, forms[action], size)))
+    receipts |= _receipts([] if intake is None else intake.settle())
+    return list(receipts.values()), total
+
+
+def _receipts(settled: Sequence[tuple[ClientId, Done]]) -> dict[ClientId, Any]:
+    return {
+        client: (done.payload, {} if done.reason else done.state, done.reason, done.added)
+        for client, done in settled
+    }
 
 
 def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:
