@@ -2,8 +2,8 @@
 
 `relay` starts it and talks to it through a socket, one message at a time. It works for one run. It
 ends when the node's process is gone, when a message of another run comes, when nobody has asked for
-`IDLE_SECONDS` seconds, and when whoever asked is gone before the answer: then nobody waits for it, and what
-it has stuck in may never end.
+ten minutes, and when whoever asked is gone before the answer: nobody waits for that any more, and
+what it is stuck in may never end.
 """
 
 from __future__ import annotations
