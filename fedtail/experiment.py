@@ -77,7 +77,11 @@ class Experiment(Config):
     per_round: int | None = Field(None, ge=1, description="clients in a round; by default all")
     rounds: int = Field(20, ge=1, description="how many rounds")
     seed: int = Field(0, ge=0, description="everything random derives from it")
-    workers: int = Field(0, ge=0, description="worker processes; 0 trains in this one")
+    workers: int | Literal["auto"] = Field(
+        "auto",
+        description="worker processes; 0 trains in this one, auto starts as many as cores are "
+        "free, if the run is long enough",
+    )
     together: int | Literal["auto"] = Field(
         "auto",
         description="clients that train as one computation, if method and network allow it; 0 or 1 "
@@ -196,6 +200,16 @@ class Experiment(Config):
                 "the test set chooses nothing"
             )
         return self
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(value, str) and value.isdigit():
+            return int(value)
+        if value != "auto" and (not whole or value < 0):
+            raise FedtailError(f"{value!r} is no number of workers: give auto, 0, 1, 2, ...")
+        return value
 
     @model_validator(mode="after")
     def _finish(self) -> Self:

@@ -8,8 +8,9 @@ nor speak for another, and the honest ones are never outvoted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ ANY_LENGTH = -1
 """In a shape: as long as it is."""
 LARGEST = 2.0**40
 """No number of an honest update is larger; what is merely large is for robust means."""
+SMALL_TENSOR = 4096
+"""A tensor with fewer numbers (a bias, statistics) is small."""
 CLASSES = "classes"
 """The index tensor of a group with one row a class."""
 
@@ -145,7 +148,7 @@ class Form:
         """Return the form with more scalars."""
         return replace(self, scalars={**self.scalars, **scalars})
 
-    @property
+    @cached_property
     def rows(self) -> dict[str, int]:
         """The groups with one row a class, and how many classes there are."""
         ragged = {n: how.classes for n, how in self.how.items() if isinstance(how, ByClass)}
@@ -189,16 +192,32 @@ def defect(payload: Payload, form: Form, announced: int | None) -> str:
         How many samples the client said at the start that it has; none if nobody was told.
     """
     most = LARGEST if announced is None else announced
-    for name, value in payload.scalars.items():
-        if name not in form.scalars:
-            return f"sent '{name}', which is not declared"
-        found = _bad_scalar(name, value, form.scalars[name], most)
-        if found:
-            return found
-    missing = form.scalars.keys() - payload.scalars.keys()
-    if missing:
-        return f"did not send '{min(missing)}'"
-    return _bad_tensors(payload.tensors, form, most)
+    return _bad_scalars(payload.scalars, form, most) or _bad_tensors(payload.tensors, form, most)
+
+
+def as_stacks(
+    payloads: Sequence[Payload], form: Form, announced: Sequence[int | None]
+) -> dict[str, Tensor] | None:
+    """Return the tensors of several updates, with a dimension of clients in front.
+
+    There are none if an update has a defect, or if it takes more than one look at all of them to
+    know: where numbers count samples, or there is one row a class.
+    """
+    if form.rows or not form.tensors:
+        return None
+    for payload, samples in zip(payloads, announced, strict=True):
+        most = LARGEST if samples is None else samples
+        unlike = payload.tensors.keys() != form.tensors.keys()
+        if unlike or _bad_scalars(payload.scalars, form, most):
+            return None
+    stacks: dict[str, Tensor] = {}
+    for name, look in form.tensors.items():
+        each = [payload.tensors[name] for payload in payloads]
+        for one in each:
+            if one.shape != look.shape or one.dtype != look.dtype or one.layout != torch.strided:
+                return None
+        stacks[name] = torch.stack(each)
+    return stacks if bool(sound(stacks, form.tensors).all()) else None
 
 
 def sound(tensors: Mapping[str, Tensor], looks: Mapping[str, Like]) -> Tensor:
@@ -228,6 +247,17 @@ def not_finite(payload: Payload) -> str:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return f"sent NaN or infinity in {name}"
     return ""
+
+
+def _bad_scalars(scalars: Mapping[str, Scalar], form: Form, most: float) -> str:
+    for name, value in scalars.items():
+        if name not in form.scalars:
+            return f"sent '{name}', which is not declared"
+        found = _bad_scalar(name, value, form.scalars[name], most)
+        if found:
+            return found
+    missing = form.scalars.keys() - scalars.keys()
+    return _missing(min(missing)) if missing else ""
 
 
 def _bad_scalar(name: str, value: Scalar, number: Number, most: float) -> str:

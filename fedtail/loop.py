@@ -191,6 +191,8 @@ class Loop:
             snapshot = self.snapshot(number, state, record, last)
             for callback in self.callbacks:
                 callback.on_snapshot(snapshot)
+            for callback in self.callbacks:
+                callback.on_saved(snapshot)
         # 4. What is shipped.
         return self.end(state, history)
 

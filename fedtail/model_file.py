@@ -89,12 +89,12 @@ class ModelFile:
     def of(cls, setting: Setting) -> ModelFile:
         """Return it for the model of a run."""
         from fedtail.models import ModelSpec
-        from fedtail.models.lora import merged
+        from fedtail.models.lora import merged_model
 
         experiment, dataset = setting.experiment, setting.dataset
         given, model = dataset.given, setting.architecture
         mean, std = setting.federation.constants
-        plain = merged(setting.base).module
+        plain = merged_model(setting.base).module
         described, structure = {"python": place_of(model)}, structure_of(plain)
         if isinstance(model, ModelSpec):
             described, structure = model.but(weights=None).describe(), ""
@@ -160,7 +160,7 @@ def network_of(
     """
     from fedtail.methods import Method
     from fedtail.models import SplitModel, made, with_cosine_heads
-    from fedtail.models.lora import merged
+    from fedtail.models.lora import merged_model
     from fedtail.models.split_model import load_tested
     from fedtail.models.trained import with_trained
     from fedtail.rng import contained
@@ -187,7 +187,7 @@ def network_of(
         built = base
         if file.method is not None:
             method: Method[Any] = Method.model_validate(file.method)
-            built = merged(method.build_model(with_trained(base, file.train)))
+            built = merged_model(method.build_model(with_trained(base, file.train)))
     try:
         return load_tested(tensors, built, base)
     except FedtailError as error:

@@ -6,7 +6,7 @@ is what a run returns (`Result.model`) and what `load` makes of a run folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,6 +25,9 @@ from fedtail.models.spec import ModelSpec, Reader
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted
 from fedtail.setting import Setting, choose_device, runs_on_images
+
+RawInputs = Array | Sequence[str]
+"""Raw inputs: arrays of numbers, or texts where a model reads those."""
 
 
 class Predictor:
@@ -70,7 +73,7 @@ class Predictor:
         """The plain network, which takes normalised inputs."""
         return self.model.module
 
-    def predict(self, x: Array) -> np.ndarray:
+    def predict(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input, as labels were given for training.
 
         That is names where they were names, and whole numbers (positions in `classes`) where they
@@ -79,12 +82,12 @@ class Predictor:
         found = self.numbers(x)
         return np.array(self.classes)[found] if self.file.named else found
 
-    def numbers(self, x: Array) -> np.ndarray:
+    def numbers(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input as a position in `classes`."""
         rows = [logits.argmax(dim=1).cpu() for logits in self._logits(x)]
         return torch.cat(rows).numpy()
 
-    def predict_proba(self, x: Array) -> np.ndarray:
+    def predict_proba(self, x: RawInputs) -> np.ndarray:
         """Return the softmax of the network's output, one row an input and one column a class.
 
         It is as the network gives it: not calibrated, and for the class frequencies of training
@@ -93,7 +96,7 @@ class Predictor:
         rows = [logits.softmax(dim=1).cpu() for logits in self._logits(x)]
         return torch.cat(rows).numpy()
 
-    def score(self, x: Array, y: Any) -> float:
+    def score(self, x: RawInputs, y: Any) -> float:
         """Return the share of inputs whose label is predicted: the accuracy that a run reports."""
         labels = numbered_labels(y, self.classes, self.file.named, "labels")
         if len(labels) != len(x):
@@ -111,7 +114,7 @@ class Predictor:
 
         export(self, Path(path), format)
 
-    def inputs(self, x: Array) -> Tensor:
+    def inputs(self, x: RawInputs) -> Tensor:
         """Return raw inputs as the network takes them, before they are normalised; all checked."""
         if self.reader is not None:
             return self.reader(x)
@@ -141,7 +144,7 @@ class Predictor:
         allowed = "whole numbers from 0 to 255" if self.file.kind == "bytes" else "whole numbers"
         raise FedtailError(f"inputs are {allowed}, as in training; got {tensor.dtype} values")
 
-    def _logits(self, x: Array) -> Iterator[Tensor]:
+    def _logits(self, x: RawInputs) -> Iterator[Tensor]:
         inputs = self.inputs(x)
         for batch in torch.split(inputs, TEST_BATCH):  # as a run tests: the same bits
             ready = normalised_for(self.file, batch.to(self.device))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -51,7 +52,7 @@ class Payload:
             key.removeprefix(prefix): t for key, t in self.tensors.items() if key.startswith(prefix)
         }
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the tensors and scalars: what the traffic counters count."""
         tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.forms import CLASSES, ByClass, First, Form, Mean
+from fedtail.forms import CLASSES, SMALL_TENSOR, ByClass, First, Form, Mean
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Tensors, Update
 from fedtail.sums import Frames, narrow, wide
 from fedtail.totals import SAMPLES_NAME, Key, Sums, SumsHeader, Totals
 
-LARGE = 4096
-"""Tensors with fewer numbers (biases, statistics) have room for any: three integers each."""
 SPARE = 2.0**12
 """A weight that is not the number of samples may be so many times as large."""
 
@@ -165,8 +163,8 @@ def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
     weight = max(1.0, most) * (
         SPARE if {how.by for how in means.values()} - {"", SAMPLES_NAME} else 1
     )
-    # One integer for what was sent under the same name.
-    large = [n for n in means if n in sent and sent[n].numel() >= LARGE]
+    # One integer for what was sent under the same name; small ones have room for any number: three.
+    large = [n for n in means if n in sent and sent[n].numel() >= SMALL_TENSOR]
     named = {n: narrow(sent[n], len(tasks), weight) for n in large if sent[n].is_floating_point()}
     return Frames(named, wide(len(tasks), weight), weight)
 

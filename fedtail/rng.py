@@ -43,6 +43,14 @@ def contained(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     this block they read one of ours, and the caller's stream is as it was afterwards.
     """
     device = torch.device(device)
+    if device.type == "cpu":
+        before = torch.get_rng_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+        return
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices, enabled=True):
         torch.default_generator.manual_seed(seed)

@@ -20,6 +20,8 @@ ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
 """Room for a million updates of up to a million samples, where nobody knows better."""
 Part = Scalar | None
 Key = tuple[str, Part]  # a tensor's flat name, and the part or the class
+Exact = Fraction | int
+"""A sum without rounding; of whole numbers a whole number, which is added up faster."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Pile:
     """
 
     whole: list[Tensor]
-    weight: Fraction = Fraction(0)
+    weight: Exact = 0
     count: int = 0
     value: Tensor | None = None
 
@@ -59,7 +61,7 @@ class Totals(Protocol):
     def count(self, key: Key) -> int:
         """Return how many updates are in it."""
 
-    def scalar(self, name: str) -> Fraction:
+    def scalar(self, name: str) -> Exact:
         """Return the sum of a scalar."""
 
 
@@ -94,7 +96,7 @@ class Sums:
     form: Form
     frames: Frames = ANY
     piles: dict[Key, Pile] = field(default_factory=dict)
-    scalars: dict[str, Fraction] = field(default_factory=dict)
+    scalars: dict[str, Exact] = field(default_factory=dict)
 
     def add(self, update: Update) -> None:
         """Add one update."""
@@ -119,8 +121,8 @@ class Sums:
                 match how:
                     case First():
                         row = min(rows, key=lambda row: updates.clients[row])
-                        lowest = Fraction(updates.clients[row])
-                        self._join((name, part), Pile([stack[row].clone()], lowest, len(rows)))
+                        first = Pile([stack[row].clone()], updates.clients[row], len(rows))
+                        self._join((name, part), first)
                     case Mean():
                         weights = [weight(scalars[row], how) for row in rows]
                         self._put_stack((name, part), some, weights)
@@ -129,11 +131,9 @@ class Sums:
 
     def add_sum(self, name: str, numbers: Tensor, weights: Sequence[float]) -> None:
         """Add Σ w_k·x_k of a tensor, which somebody else added up, in float64."""
-        key, frame = (name, None), self.frames.of(name)
-        if key not in self.piles:
-            self.piles[key] = Pile(zeros(numbers.shape, frame))
-        add(self.piles[key].whole, numbers, 1.0, frame)
-        self._weigh(key, sum(map(Fraction, weights), start=Fraction(0)), len(weights))
+        key = name, None
+        add(self._pile(key, numbers.shape).whole, numbers, 1.0, self.frames.of(name))
+        self._weigh(key, sum(map(exact, weights)), len(weights))
 
     def _count(self, scalars: Sequence[Mapping[str, Scalar]]) -> None:
         """Add scalars of updates, each update's own."""
@@ -142,8 +142,8 @@ class Sums:
             if all(isinstance(value, int) for value in values):
                 self.scalars[name] = self.scalar(name) + sum(cast(list[int], values))
             else:
-                exact = (Fraction(v) for v in values if not isinstance(v, str))
-                self.scalars[name] = sum(exact, start=self.scalar(name))
+                numbers = (exact(v) for v in values if not isinstance(v, str))
+                self.scalars[name] = sum(numbers, start=self.scalar(name))
 
     def _spread(self, update: Update) -> None:
         """Add the tensors of one update."""
@@ -155,8 +155,8 @@ class Sums:
                     for c, row in zip(index.tolist(), tensor, strict=True):
                         self._put((name, c), row, 1.0)
                 case First():
-                    key, first = (name, payload.scalars.get(how.within)), Fraction(update.client)
-                    self._join(key, Pile([tensor], first, 1))
+                    key = name, payload.scalars.get(how.within)
+                    self._join(key, Pile([tensor], update.client, 1))
                 case Mean():
                     self._put(
                         (name, payload.scalars.get(how.within)),
@@ -168,25 +168,24 @@ class Sums:
 
     def _put(self, key: Key, tensor: Tensor, weight: float) -> None:
         if not tensor.is_floating_point():
-            self._join(key, Pile([tensor], Fraction(weight), 1))
+            self._join(key, Pile([tensor], exact(weight), 1))
             return
-        frame = self.frames.of(key[0])
+        add(self._pile(key, tensor.shape).whole, tensor, weight, self.frames.of(key[0]))
+        self._weigh(key, exact(weight), 1)
+
+    def _pile(self, key: Key, shape: Sequence[int]) -> Pile:
         if key not in self.piles:
-            self.piles[key] = Pile(zeros(tensor.shape, frame))
-        pile = self.piles[key]
-        add(pile.whole, tensor, weight, frame)
-        self._weigh(key, Fraction(weight), 1)
+            self.piles[key] = Pile(zeros(shape, self.frames.of(key[0])))
+        return self.piles[key]
 
     def _put_stack(self, key: Key, stack: Tensor, weights: Sequence[float]) -> None:
-        heavy = sum(map(Fraction, weights), start=Fraction(0))
+        heavy = sum(map(exact, weights))
         if not stack.is_floating_point():
             whole = stack.sum(dim=0) if summed(self.form.how[key[0]]) else stack.amax(dim=0)
             self._join(key, Pile([whole], heavy, len(weights)))
             return
-        frame = self.frames.of(key[0])
-        if key not in self.piles:
-            self.piles[key] = Pile(zeros(stack.shape[1:], frame))
-        add_stack(self.piles[key].whole, stack, torch.tensor(weights, dtype=torch.float64), frame)
+        pile, frame = self._pile(key, stack.shape[1:]), self.frames.of(key[0])
+        add_stack(pile.whole, stack, torch.tensor(weights, dtype=torch.float64), frame)
         self._weigh(key, heavy, len(weights))
 
     def merge(self, other: Sums) -> None:
@@ -201,12 +200,10 @@ class Sums:
             self.put_part(key, number, whole, pile.weight)
         self._weigh(key, pile.weight, pile.count)
 
-    def put_part(self, key: Key, number: int, whole: Tensor, weight: Fraction) -> None:
+    def put_part(self, key: Key, number: int, whole: Tensor, weight: Exact) -> None:
         """Add one of the integers of a sum, before its weight."""
         how, real = self.form.how[key[0]], self.form.tensors[key[0]].dtype.is_floating_point
-        known = self.piles.setdefault(
-            key, Pile([], weight if isinstance(how, First) else Fraction(0))
-        )
+        known = self.piles.setdefault(key, Pile([], weight if isinstance(how, First) else 0))
         if number == len(known.whole):
             known.whole.append(whole if isinstance(how, First) else whole.clone())
         elif isinstance(how, First):
@@ -216,7 +213,7 @@ class Sums:
         else:  # the step counters of BatchNorm have no mean
             known.whole[number] = torch.maximum(known.whole[number], whole)
 
-    def _weigh(self, key: Key, weight: Fraction, count: int) -> None:
+    def _weigh(self, key: Key, weight: Exact, count: int) -> None:
         pile = self.piles[key]
         first = isinstance(self.form.how[key[0]], First)
         pile.weight = min(pile.weight, weight) if first else pile.weight + weight
@@ -230,9 +227,9 @@ class Sums:
         """Return how many updates are in it."""
         return self.piles[key].count
 
-    def scalar(self, name: str) -> Fraction:
+    def scalar(self, name: str) -> Exact:
         """Return the sum of a scalar."""
-        return self.scalars.get(name, Fraction(0))
+        return self.scalars.get(name, 0)
 
     def total(self, key: Key) -> Tensor:
         """Return the weighted sum of a tensor of real numbers, in float64."""
@@ -259,7 +256,7 @@ class Sums:
         tensors = {str(number): whole for number, (_, _, whole, _) in enumerate(self.parts())}
         return Payload(tensors, {"sums": json.dumps(self.header().plain())})
 
-    def parts(self) -> Iterator[tuple[Key, int, Tensor, Fraction]]:
+    def parts(self) -> Iterator[tuple[Key, int, Tensor, Exact]]:
         """Return the integers of all sums, one by one."""
         for key, pile in self.piles.items():
             for number, whole in enumerate(pile.whole):
@@ -299,8 +296,8 @@ class Sums:
 class SumsHeader(NamedTuple):
     """What a message says of sums, beside their integers: key, weight, count, integers of each."""
 
-    piles: list[tuple[Key, Fraction, int, int]]
-    scalars: dict[str, Fraction]
+    piles: list[tuple[Key, Exact, int, int]]
+    scalars: dict[str, Exact]
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -310,13 +307,20 @@ class SumsHeader(NamedTuple):
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SumsHeader:
         """Return what `plain` was made from."""
-        piles = [((n, c), Fraction(w), int(k), int(p)) for n, c, w, k, p in plain["piles"]]
+        piles: list[tuple[Key, Exact, int, int]] = [
+            ((n, c), Fraction(w), int(k), int(p)) for n, c, w, k, p in plain["piles"]
+        ]
         return cls(piles, {str(n): Fraction(value) for n, value in plain["scalars"].items()})
 
 
 def summed(how: How) -> bool:
     """Whether what is added up stays a sum, and is not divided by its weight."""
     return isinstance(how, Total) or (isinstance(how, ByClass) and not how.mean)
+
+
+def exact(number: float) -> Exact:
+    """Return a finite number as one that adds up without rounding."""
+    return int(number) if number == int(number) else Fraction(number)
 
 
 def weight(scalars: Mapping[str, Scalar], how: Mean) -> float:

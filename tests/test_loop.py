@@ -373,3 +373,11 @@ def test_what_a_method_logs_stands_in_the_record() -> None:
     assert [r["method"] for r in run(tiny.experiment(Logging(local=tiny.quick()))).history] == [
         {"updates": 4}
     ] * 3
+
+
+def test_workers_leave_the_split_as_it_is(tmp_path: Path) -> None:
+    # Labels go to shared memory when workers start; what the folder keeps is computed after that.
+    for workers in (0, 2):
+        run(tiny.experiment(rounds=1, workers=workers), out=tmp_path / str(workers))
+    one, other = ((tmp_path / name / "split.json").read_bytes() for name in ("0", "2"))
+    assert one == other

@@ -12,10 +12,9 @@ import torch
 
 from fedtail.engines.wire import pack, unpack
 from fedtail.errors import FedtailError
-from fedtail.forms import SAMPLES, ByClass, First, Form, Like, Mean, Number, Total
+from fedtail.forms import SAMPLES, SMALL_TENSOR, ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.protocol import Payload, Scalar, Task, Update
 from fedtail.reduce import (
-    LARGE,
     ExchangePlan,
     Reduced,
     frames_for,
@@ -162,7 +161,9 @@ class Asked:
 
     def form(self, task: Task) -> Form:
         return (
-            Form().group("model", {"w": Like((LARGE,)), "b": Like((1,))}).numbers(samples=SAMPLES)
+            Form()
+            .group("model", {"w": Like((SMALL_TENSOR,)), "b": Like((1,))})
+            .numbers(samples=SAMPLES)
         )
 
     def announced(self, client: int) -> int:
@@ -171,7 +172,7 @@ class Asked:
 
 def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     # 2^16 times the largest number sent, but at least 2^16; small tensors are not.
-    sent = Payload({"model/w": torch.full((LARGE,), 3.0), "model/b": torch.zeros(1)})
+    sent = Payload({"model/w": torch.full((SMALL_TENSOR,), 3.0), "model/b": torch.zeros(1)})
     plan = ExchangePlan.of([Task(0, "train", sent), Task(1, "train", sent)], Asked())
     assert list(plan.frames.named) == ["model/w"]
     assert plan.of_task(Task(0, "train", sent)).tensors["model/w"].high == 2.0**18
@@ -180,7 +181,7 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
         Update(
             k,
             Payload(
-                {"model/w": torch.full((LARGE,), float(k)), "model/b": torch.ones(1)},
+                {"model/w": torch.full((SMALL_TENSOR,), float(k)), "model/b": torch.ones(1)},
                 {"samples": 100},
             ),
         )
@@ -189,13 +190,13 @@ def test_large_tensors_are_bounded_by_what_was_sent() -> None:
     sums = Sums(plan.form, plan.frames)
     for one in updates:
         sums.add(one)
-    assert torch.equal(Reduced((0, 1), sums)["model"]["w"], torch.full((LARGE,), 0.5))
+    assert torch.equal(Reduced((0, 1), sums)["model"]["w"], torch.full((SMALL_TENSOR,), 0.5))
 
 
 @pytest.mark.parametrize("how", [Total(), First()])
 def test_only_means_of_what_was_sent_are_narrow(how: Total | First) -> None:
-    form = Form().group("model", {"w": Like((LARGE,))}, how)
-    tasks = [Task(0, "train", Payload({"model/w": torch.ones(LARGE)}))]
+    form = Form().group("model", {"w": Like((SMALL_TENSOR,))}, how)
+    tasks = [Task(0, "train", Payload({"model/w": torch.ones(SMALL_TENSOR)}))]
     frames = frames_for(form, tasks, 1)
     assert frames.named == {}
     assert within_frames(form, frames) == form

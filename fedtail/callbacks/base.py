@@ -111,6 +111,9 @@ class Callback:
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """After `on_round`, with everything that the next round starts from."""
 
+    def on_saved(self, snapshot: Snapshot) -> None:
+        """After all have had the snapshot, and it is saved if it is to be."""
+
     def on_warning(self, message: str) -> None:
         """When a client is dropped, or a round keeps the old model."""
 

@@ -36,7 +36,7 @@ fedtail compare --method fedavg --method fedavg,local.lr=0.1 --seeds 3
 
 fedtail compare a.toml --method fedavg --method fedavg,sampler=class_balanced
 
-fedtail compare --method fedlc --grid tau=0.5,1,2 --grid local.lr=0.1,0.01 --jobs 2
+fedtail compare --method fedlc --grid tau=0.5,1,2 --grid local.lr=0.1,0.01
 """
 
 
@@ -74,7 +74,7 @@ def compare_command(
         ),
     ] = Path("runs/compare"),
     grid: Grids = None,
-    jobs: JobCount = 1,
+    jobs: JobCount = "auto",
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -87,12 +87,14 @@ def compare_command(
     comparison.csv, and report.html shows the runs.
     """
     from fedtail.cli.describe import described
+    from fedtail.study.perform import read_jobs
     from fedtail.study.plan import chosen, make_plan
     from fedtail.study.study import carry_out, folder_for_runs
     from fedtail.study.tables import as_text
 
     if seeds < 1:
         raise FedtailError(f"--seeds {seeds} is refused: give at least 1")
+    at_once = read_jobs(jobs)
     if not methods and not grid:
         raise FedtailError("name at least one method to compare: --method fedavg --method ...")
     plain = described(words, flags, plugin, trust_plugins)
@@ -101,7 +103,7 @@ def compare_command(
     plan = make_plan(chosen(plain, choices), numbers, out)
     console = make_console()
     with folder_for_runs(out), interruptible(console):
-        study = carry_out(plan, out, jobs, console)
+        study = carry_out(plan, out, at_once, console)
     console.print(as_text(study.lines, console.width), end="")
     console.print(str(out), soft_wrap=True, highlight=False, markup=False)
     if study.failures:

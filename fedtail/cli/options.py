@@ -86,7 +86,7 @@ FLAGS = {
     "batch_size": Flag("method.local.batch_size", int, "N", TRAINING),
     "lr": Flag("method.local.lr", float, "RATE", TRAINING),
     "seed": Flag("seed", int, "N", EXPERIMENT),
-    "workers": Flag("workers", int, "N", RUNNING),
+    "workers": Flag("workers", str, "N|auto", RUNNING),
     "together": Flag("together", str, "N|auto", RUNNING),
     "threads": Flag("threads", int, "N", RUNNING),
     "device": Flag(
@@ -150,10 +150,11 @@ Grids = Annotated[
     ),
 ]
 JobCount = Annotated[
-    int,
+    str,
     typer.Option(
-        metavar="N",
-        help="how many runs go side by side, each in a process; same numbers (default 1)",
+        metavar="N|auto",
+        help="how many runs go side by side, each in a process; same numbers (default auto: as "
+        "many as cores are free, if it is worth it)",
         rich_help_panel=RUNNING,
         show_default=False,
     ),

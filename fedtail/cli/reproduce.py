@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from fedtail.reproduce.recipe import Cell, Scale, Table
     from fedtail.study.plan import Planned
 
-if TYPE_CHECKING:
-    from fedtail.reproduce.compared import Compared
-    from fedtail.reproduce.cost import Cost
-    from fedtail.reproduce.recipe import Cell, Scale, Table
-
 EXAMPLES = """Examples:
 
 fedtail reproduce --list
@@ -95,7 +90,7 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    jobs: JobCount = 1,
+    jobs: JobCount = "auto",
 ) -> None:
     """Run a table of a paper, and set our numbers beside the printed ones.
 
@@ -105,13 +100,14 @@ def reproduce(
     """
     from fedtail.reproduce.recipe import load_recipe
     from fedtail.reproduce.results import write_tables
-    from fedtail.study.perform import perform
+    from fedtail.study.perform import perform, read_jobs
     from fedtail.study.study import folder_for_runs
 
     console = make_console()
     if list_all or table is None:
         show_list(console, scale)
         return
+    at_once = read_jobs(jobs)
     chosen = load_recipe(table)
     cells = select(chosen, only or [], method or [])
     check_data(chosen, cells, scale)
@@ -120,7 +116,7 @@ def reproduce(
     plans = planned_cells(chosen, cells, scale, runs, folder)
     plan = {planned.path: planned for each in plans.values() for planned in each}
     with folder_for_runs(folder), interruptible(console):
-        with closing(perform(list(plan.values()), jobs, console)) as ended:
+        with closing(perform(list(plan.values()), at_once, console)) as ended:
             failures = {planned.path: end.failure for planned, end in ended if end.failure}
         lines = compare_cells(chosen, cells, plans, failures)
         write_tables(folder, chosen, scale, lines)

@@ -24,7 +24,7 @@ from fedtail.errors import FedtailError
 
 EXAMPLES = """Examples:
 
-fedtail tune --method fedavg --method fedlc --imbalance 20 validation=0.2 --jobs 2
+fedtail tune --method fedavg --method fedlc --imbalance 20 validation=0.2
 
 fedtail tune a.toml --method fedlc --range tau=0.5..4 --grid local.epochs=1,5
 """
@@ -74,7 +74,7 @@ def tune_command(
             show_default=False,
         ),
     ] = Path("runs/tune"),
-    jobs: JobCount = 1,
+    jobs: JobCount = "auto",
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -86,9 +86,11 @@ def tune_command(
     The best values are also in tuned.json, all trials in tune.db (Optuna's).
     """
     from fedtail.cli.describe import described
+    from fedtail.study.perform import read_jobs
     from fedtail.study.study import folder_for_runs
     from fedtail.study.tune import search
 
+    at_once = read_jobs(jobs)
     if not methods:
         raise FedtailError("name at least one method to tune: --method fedlc --method ...")
     plain = described(words, flags, plugin, trust_plugins)
@@ -102,7 +104,7 @@ def tune_command(
     console = make_console()
     with folder_for_runs(out), interruptible(console):
         names = typed.pop("method")
-        tuned = search(plain, names, trials, bounds, typed, out, jobs, console)
+        tuned = search(plain, names, trials, bounds, typed, out, at_once, console)
     console.print(tuned.text(console.width), end="")
     if tuned.methods:
         shown = " ".join(f"--method {shlex.quote(each)}" for each in tuned.methods)

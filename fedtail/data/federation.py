@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from fedtail.data.augment import Augment, as_float, normalised
 from fedtail.data.dataset import Dataset, Samples
 from fedtail.data.feature_store import FeatureStore
 from fedtail.data.parts import Parts
+
+FEW = 1 << 22
+"""So many numbers (16 MB) are normalised once and kept; more are normalised batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,16 @@ class ClientData:
     channels_last: bool = False
     apart: Tensor | None = None  # positions of what is held out
     tokens: bool = False
+    ready: Tensor | None = None  # all inputs of the shared data, normalised, if they are few
     store: FeatureStore | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether batches with a generator differ from those without."""
+        return self.augment.on and len(self.samples.x.shape) == 4
 
     @property
     def held_out(self) -> ClientData:
@@ -68,8 +78,11 @@ class ClientData:
         return self._inputs(wanted, generator), y
 
     def _inputs(self, positions: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        x = self.samples.x[positions].to(self.device)
-        x = x.long() if self.tokens else normalised(x, self.mean, self.std)
+        if self.ready is not None:
+            x = self.ready[positions]
+        else:
+            x = self.samples.x[positions].to(self.device)
+            x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator)
         return laid_out(x, self.channels_last)
@@ -77,6 +90,15 @@ class ClientData:
     def values(self, start: int, stop: int) -> Tensor:
         """Return a range of inputs as they are, in float64; bytes count 0 to 1."""
         return as_float(self.samples.x[self.positions[start:stop]].to("cpu"), torch.float64)
+
+
+class _Inputs(NamedTuple):
+    """Constants as they were told and as they are used, and all inputs, normalised, if few."""
+
+    told: Mapping[str, Tensor]
+    mean: Tensor
+    std: Tensor
+    ready: Tensor | None
 
 
 class Federation:
@@ -128,6 +150,7 @@ class Federation:
         self.asks = "none" if tokens else dataset.normalisation
         self.known = self.asks == "none"
         self.mean, self.std = self._normalisation()
+        self._known: _Inputs | None = None
         self.stores: tuple[FeatureStore, FeatureStore] | None = None
 
     def __len__(self) -> int:
@@ -140,22 +163,36 @@ class Federation:
 
     def client(self, k: int, told: Mapping[str, Tensor] | None = None) -> ClientData:
         """Return client k's data, normalised with the constants that it was told, if any."""
-        told = told or {}
         positions = _part(self.order, self.offsets, k)
+        inputs = self._inputs(told or {"mean": self.mean, "std": self.std})
         return ClientData(
             samples=self.train,
             positions=positions,
             labels=self.train.y[positions],
-            mean=self._shaped(told["mean"]) if told else self.mean,
-            std=self._shaped(told["std"]) if told else self.std,
+            mean=inputs.mean,
+            std=inputs.std,
             augment=self.augment,
             device=self.device,
             channels_last=self.channels_last,
             apart=_part(self._held_order, self._held_offsets, k),
             tokens=self.tokens,
+            ready=inputs.ready,
             # Before constants are known, nothing but sums of inputs is asked for.
             store=self.stores[0] if self.stores and (told or self.known) else None,
         )
+
+    def _inputs(self, told: Mapping[str, Tensor]) -> _Inputs:
+        """Return constants as they are used, and the inputs that were normalised with them."""
+        known, x = self._known, self.train.x
+        if known is None or any(known.told[name] is not told[name] for name in ("mean", "std")):
+            mean, std, ready = self._shaped(told["mean"]), self._shaped(told["std"]), None
+            if known is not None and torch.equal(known.mean, mean) and torch.equal(known.std, std):
+                ready = known.ready
+            elif not self.tokens and isinstance(x, Tensor) and x.numel() <= FEW:
+                ready = normalised(x, mean, std)
+            # Copies: `standardise` changes the constants in place.
+            self._known = known = _Inputs(dict(told), mean.clone(), std.clone(), ready)
+        return known
 
     def with_features(self, stores: tuple[FeatureStore, FeatureStore]) -> Federation:
         """Return the same federation, whose batches are features of training and test samples."""
@@ -182,6 +219,10 @@ class Federation:
 
     def class_counts(self) -> Tensor:
         """Return the class counts of all clients together."""
+        return self._class_counts.clone()
+
+    @cached_property
+    def _class_counts(self) -> Tensor:  # every test asks, and a million clients take a while
         return torch.bincount(self.train.y[self.order], minlength=self.num_classes)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -243,7 +284,7 @@ class Federation:
         """
         self.mean.copy_(self._shaped(mean))
         self.std.copy_(self._shaped(std))
-        self.known = True
+        self.known, self._known = True, None
 
     def _ready_at(self, samples: Samples, positions: Tensor) -> Tensor:
         return self.ready(samples.x[positions].to(self.device))
@@ -271,7 +312,14 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 def _part(order: Tensor, offsets: Tensor, k: int) -> Tensor:
     """Return client k's positions; of a client beyond the last one, none."""
-    return order[offsets[k] : offsets[k + 1]] if k + 1 < len(offsets) else order[:0]
+    start, stop = _ends(offsets, k)
+    return order[start:stop]
+
+
+def _ends(offsets: Tensor, k: int) -> tuple[int, int]:
+    """Return where client k's positions begin and end; a client beyond the last has none."""
+    ends = offsets.numpy()[k : k + 2].tolist()
+    return (ends[0], ends[1]) if len(ends) == 2 else (0, 0)
 
 
 def _length(offsets: Tensor, k: int) -> int:

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedtail.engines.auto import Auto
 from fedtail.engines.base import ClientStates, Dropped, Replies, ServerSide
 from fedtail.engines.block_size import tried
-from fedtail.engines.executor import Done, Executor, Job, Serial, add_up
+from fedtail.engines.executor import Arrival, Done, Executor, Intake, Job, Serial
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
-from fedtail.engines.together import arranged, in_blocks
+from fedtail.engines.together import in_block_order, in_blocks
+from fedtail.engines.workers import Workers
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
-from fedtail.protocol import ClientId, Task, Tensors, Update
+from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
 from fedtail.reduce import ExchangePlan, Reduced
 from fedtail.standardise import with_constants
 from fedtail.totals import Sums
@@ -31,7 +33,7 @@ class Embedded:
     runtime
         The data, the method and the model.
     workers
-        How many worker processes; 0 for none.
+        How many worker processes; 0 for none, "auto" for as many as are worth it.
     threads
         How many threads each has.
     plugins
@@ -47,7 +49,7 @@ class Embedded:
     def __init__(
         self,
         runtime: Runtime,
-        workers: int = 0,
+        workers: Workers = 0,
         threads: int = 1,
         plugins: Sequence[str] = (),
         drop: bool = False,
@@ -58,7 +60,13 @@ class Embedded:
         self.runtime = runtime
         self.server_side = server_side
         self.executor: Executor = Serial(runtime, drop=drop)
-        if workers:
+        if workers == "auto":
+
+            def pool(count: int) -> Pool:
+                return Pool(runtime, count, threads, plugins, drop, seconds, main=False)
+
+            self.executor = Auto(self.executor, pool, runtime, threads)
+        elif workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
         self._tried = False
         self._round = -1
@@ -107,7 +115,7 @@ class Embedded:
 
     def arranged(self, jobs: list[Job]) -> list[Job]:
         """Return jobs as they are cut into blocks of clients that train together."""
-        found = arranged(self.runtime, jobs)
+        found = in_block_order(self.runtime, jobs)
         if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
             self._tried = True
             tried(self.runtime, found)
@@ -149,6 +157,7 @@ class Answers:
     states: dict[ClientId, dict[str, Tensor]] = field(default_factory=dict)
     failed: list[Dropped] = field(default_factory=list)
     traffic: dict[ClientId, list[int]] = field(default_factory=dict)
+    sent: dict[ClientId, Payload] = field(default_factory=dict)  # and not yet settled
 
     def collect(self, wave: Sequence[tuple[Task, Clock]]) -> None:
         """Have tasks of different clients done, and add up their answers as they come."""
@@ -159,24 +168,29 @@ class Answers:
         ]
         jobs = self.engine.arranged(jobs)
         total = None if self.plan.single else self.total
-        results = iter(self.engine.executor.perform(jobs, total))
+        results, intake = iter(self.engine.executor.perform(jobs, total)), Intake(self.total)
         for job in jobs:  # no zip, which would keep an answer until the next is there
-            self._take(job, next(results))
+            self._take(intake.put(self._received(job, next(results))))
+        self._take(intake.settle())
 
-    def _take(self, job: Job, done: Done) -> None:
-        task, payload = job.task, done.payload
-        sent = self.traffic.setdefault(task.client, [0, 0])
-        sent[0] += task.payload.nbytes
-        form, announced = self.plan.of_task(task), self.engine.announced(task.client)
-        done = add_up(job, done, form, announced, self.total)
-        if done.added is None:
-            self.failed.append(Dropped(task.client, done.reason, done.error is not None))
-            return
-        sent[1] += done.added
-        self.states[task.client] = done.state
-        self.clients.append(task.client)
+    def _received(self, job: Job, done: Done) -> Arrival:
+        client, payload = job.task.client, done.payload
+        self.traffic.setdefault(client, [0, 0])[0] += job.task.payload.nbytes
         if self.plan.single and payload is not None:
-            self.each.append(Update(task.client, payload))
+            self.sent[client] = payload
+        return Arrival(job, done, self.plan.of_task(job.task), self.engine.announced(client))
+
+    def _take(self, settled: Sequence[tuple[ClientId, Done]]) -> None:
+        for client, done in settled:
+            payload = self.sent.pop(client, None)
+            if done.added is None:
+                self.failed.append(Dropped(client, done.reason, done.error is not None))
+                continue
+            self.traffic[client][1] += done.added
+            self.states[client] = done.state
+            self.clients.append(client)
+            if payload is not None:
+                self.each.append(Update(client, payload))
 
     def replies(self) -> Replies:
         """Return what came of it."""

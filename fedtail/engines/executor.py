@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
-from fedtail.engines.together import Answer, blocks, done_together
+from fedtail.engines.together import BlockAnswer, blocks, done_together
 from fedtail.errors import blame, blaming
-from fedtail.forms import Form, defect
+from fedtail.forms import Form, as_stacks, defect
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line_and_place
-from fedtail.protocol import Payload, Task, Tensors, Update
-from fedtail.totals import Sums
+from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
+from fedtail.totals import StackedUpdates, Sums
 
 State = dict[str, Tensor]
+HELD_BYTES = 1 << 20
+"""How much of answers is held back, so that small ones are added up together."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,65 @@ def add_up(job: Job, done: Done, form: Form, announced: int | None, total: Sums)
     return Done(None, done.state, added=done.payload.nbytes)
 
 
-def answered(answer: Answer) -> Done:
+class Arrival(NamedTuple):
+    """What came of a job, what is declared for its task, and how many samples its client has."""
+
+    job: Job
+    done: Done
+    form: Form
+    announced: int | None
+
+
+class Intake:
+    """Checks answers and adds them up: small ones together, which takes a fraction of the time.
+
+    What comes of it is the same. Held back are at most `HELD_BYTES` of answers, and the one that
+    is more.
+
+    Parameters
+    ----------
+    total
+        What answers are added to.
+    """
+
+    def __init__(self, total: Sums) -> None:
+        self.total = total
+        self._held: list[Arrival] = []
+        self._bytes = 0
+
+    def put(self, answer: Arrival) -> list[tuple[ClientId, Done]]:
+        """Take one answer, and return what came of those that are settled by now (`add_up`)."""
+        self._held.append(answer)
+        self._bytes += 0 if answer.done.payload is None else answer.done.payload.nbytes
+        return self.settle() if self._bytes > HELD_BYTES else []
+
+    def settle(self) -> list[tuple[ClientId, Done]]:
+        """Add up all that was held back, and return what came of it, form by form."""
+        held, self._held, self._bytes = self._held, [], 0
+        settled = [(a.job.task.client, a.done) for a in held if a.done.payload is None]
+        sent = [a for a in held if a.done.payload is not None]
+        for form in {id(a.form): a.form for a in sent}.values():
+            settled += self._settled(form, [a for a in sent if a.form is form])
+        return settled
+
+    def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[ClientId, Done]]:
+        payloads = [a.done.payload for a in answers if a.done.payload is not None]
+        announced = [a.announced for a in answers]
+        stacks = as_stacks(payloads, form, announced) if len(answers) > 1 else None
+        clients = [a.job.task.client for a in answers]
+        if stacks is None:
+            done = [add_up(a.job, a.done, form, a.announced, self.total) for a in answers]
+        else:
+            scalars = [Payload({}, p.scalars) for p in payloads]
+            self.total.add_stack(StackedUpdates(clients, stacks, scalars))
+            done = [
+                Done(None, a.done.state, added=p.nbytes)
+                for a, p in zip(answers, payloads, strict=True)
+            ]
+        return list(zip(clients, done, strict=True))
+
+
+def done_in_block(answer: BlockAnswer) -> Done:
     """Return what came of a job that was done together with others."""
     return Done(answer.payload, answer.state, added=answer.added)
 
@@ -131,7 +191,7 @@ class Serial:
         for block in blocks(self.runtime, jobs):
             found = done_together(self.runtime, block, total)
             for job, answer in zip(block, found, strict=True):
-                yield self._one(job) if answer is None else answered(answer)
+                yield self._one(job) if answer is None else done_in_block(answer)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.runtime, job)

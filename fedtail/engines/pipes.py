@@ -10,13 +10,17 @@ import io
 import pickle
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 PIPE_BYTES = 1 << 23
 """Bytes that are sent at a time: whoever receives them makes a copy of as many."""
+Shared = tuple[bytes, list[Tensor]]
+"""An object without its tensors, and these in memory that processes share."""
 Look = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -57,6 +61,58 @@ def receive(pipe: Connection) -> Any:
     """Return an object that `send` sent."""
     data, expected = pipe.recv()
     return _Unpickler(io.BytesIO(data), list(incoming(pipe, expected))).load()
+
+
+class _SharedPickler(ForkingPickler):
+    """Takes tensors out of an object, and copies them to shared memory."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+        self.places: dict[int, int] = {}
+
+    def persistent_id(self, item: Any) -> tuple[int, bool, bool] | None:
+        kind = type(item)
+        if kind not in (Tensor, Parameter) or item.layout != torch.strided or item.is_cuda:
+            return None
+        if id(item) not in self.places:
+            self.places[id(item)] = len(self.tensors)
+            self.tensors.append(item.detach().clone().share_memory_())
+        return self.places[id(item)], kind is Parameter, item.requires_grad
+
+
+class _SharedUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+        self.made: dict[int, Tensor] = {}
+
+    def persistent_load(self, place: Any) -> Tensor:
+        number, parameter, trained = place
+        if number not in self.made:
+            tensor = self.tensors[number]
+            if parameter:
+                tensor = Parameter(tensor, requires_grad=trained)
+            self.made[number] = tensor
+        return self.made[number]
+
+
+def share(thing: Any) -> Shared:
+    """Return an object as it goes through a pipe, with a copy of its tensors in shared memory.
+
+    The pipe itself would move the tensors there: whoever else looks at their memory, such as a
+    NumPy array made of one, would then look at nothing.
+    """
+    file = io.BytesIO()
+    pickler = _SharedPickler(file)
+    pickler.dump(thing)
+    return file.getvalue(), pickler.tensors
+
+
+def shared(told: Shared) -> Any:
+    """Return an object that `share` has made ready, on the other side of a pipe."""
+    data, tensors = told
+    return _SharedUnpickler(io.BytesIO(data), tensors).load()
 
 
 def looks(tensors: Sequence[Tensor]) -> list[Look]:

@@ -1,9 +1,9 @@
 """A pool of worker processes.
 
-Workers are spawned once and see the data in shared memory. Tasks go to whoever is free, in blocks
-whose answers a worker adds up itself: through the pipe goes one sum a block, not a model a client.
-What a task gives does not depend on who did it, so neither does the run. For the same reason the
-block of a worker that died can be done again by another.
+Workers are kept from run to run (`fedtail.processes`) and see the data in shared memory. Tasks go
+to whoever is free, in blocks whose answers a worker adds up itself: through the pipe goes one sum a
+block, not a model a client. What a task gives does not depend on who did it, so neither does the
+run. For the same reason the block of a worker that died can be done again by another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import copy
 import logging
 import math
-import multiprocessing
 import pickle
 import time
 import traceback
@@ -23,17 +22,25 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from torch.multiprocessing import get_context
-
-from fedtail.engines.executor import Done, Job, State, add_up, answered, attempt
+from fedtail.engines.executor import Arrival, Done, Intake, Job, State, attempt, done_in_block
 from fedtail.engines.lazy_imports import import_lazily_used
-from fedtail.engines.pipes import incoming, looks, receive, send, send_tensors
+from fedtail.engines.pipes import (
+    Shared,
+    incoming,
+    looks,
+    receive,
+    send,
+    send_tensors,
+    share,
+    shared,
+)
 from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.engines.together import blocks, done_together, in_blocks
 from fedtail.errors import ClientFailed, FedtailError, RunStopped
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line, first_line_and_place, load_plugins
-from fedtail.protocol import Payload, Task, Tensors
+from fedtail.processes import LEAVE, Hand, dismiss, hire, keep
+from fedtail.protocol import ClientId, Payload, Task, Tensors
 from fedtail.reduce import union, within_frames
 from fedtail.sums import Frames
 from fedtail.totals import Sums
@@ -42,19 +49,22 @@ logger = logging.getLogger("fedtail")
 
 RESTARTS = 1
 """How many workers of a run are started again; if one more dies, more would."""
-LEAVE = 5.0
-"""Seconds that workers have to end by themselves."""
 BLOCKS_EACH = 4
 """How many blocks of a wave a worker does: more level out slow clients, fewer carry fewer sums."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
-    """The parent's end of one worker process."""
+    """A process that works for this run."""
 
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
+    hand: Hand
     holds: int = -1  # which broadcast it has already been sent
+    free: bool = False  # has arrived, and has nothing to do
+
+    @property
+    def pipe(self) -> Connection:
+        """The way to it."""
+        return self.hand.pipe
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,8 @@ class Pool:
         Go on when a client half raises, instead of raising it here.
     seconds
         How long an order may take; a worker that takes longer is ended, and counts as dead.
+    main
+        Whether the main script is imported there (see `hire`).
     """
 
     def __init__(
@@ -136,12 +148,14 @@ class Pool:
         plugins: Sequence[str],
         drop: bool = False,
         seconds: float = math.inf,
+        main: bool = True,
     ) -> None:
         self.runtime = runtime
         self.drop = drop
         self.seconds = seconds
-        self._context = get_context("spawn")  # torch's: its pipes pass tensors in shared memory
+        self._main = main
         self._told = (list(plugins), threads, drop)
+        self._sent: Shared | None = None  # kept for a worker that is started later
         self._broadcasts = 0
         self._restarts = 0
         self._workers: list[Worker] = []
@@ -151,24 +165,24 @@ class Pool:
             self.close()
             raise
 
+    @property
+    def workers(self) -> int:
+        """How many processes there are."""
+        return len(self._workers)
+
     def _hire(self, count: int) -> None:
-        """Start workers, send each the runtime, and hear that it arrived."""
-        new: list[Worker] = []
-        for _ in range(count):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(
-                target=work_orders, args=(theirs, *self._told), daemon=True
-            )
-            process.start()
-            theirs.close()
-            new.append(Worker(process, ours))
-            self._workers.append(new[-1])
+        """Take processes, send each the runtime, and hear that it arrived."""
+        new = [Worker(hand) for hand in hire(count, self._main)]
+        self._workers += new
         try:
+            self._sent = self._sent or share(self.runtime)
             for worker in new:
-                worker.pipe.send(self.runtime)
+                worker.hand.ready()
+                worker.hand.begin(work_orders, *self._told)
+                worker.pipe.send(self._sent)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise _unsendable(str(error)) from None
-        except ConnectionError:
+        except (EOFError, ConnectionError):
             pass  # one that is dead is found out when it does not answer
         for worker in new:
             try:
@@ -177,6 +191,7 @@ class Pool:
                 raise RunStopped(f"a worker process {_ended(worker)}") from None
             if reason:
                 raise _unsendable(reason)
+            worker.free = True
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs, each block of them by whichever worker is free."""
@@ -223,13 +238,14 @@ class Pool:
         return sum(parts, start=Evaluation.empty(self.runtime.federation.num_classes))
 
     def close(self) -> None:
-        """End the worker processes."""
+        """Let the worker processes go: free ones may be of use to the next run."""
         for worker in self._workers:
-            worker.pipe.close()
-        until = time.monotonic() + LEAVE
-        for worker in self._workers:
-            worker.process.join(timeout=max(0.0, until - time.monotonic()))
-            worker.process.kill()
+            if worker.free:
+                with contextlib.suppress(OSError):
+                    send(worker.pipe, ("end", None, ()))
+        keep([worker.hand for worker in self._workers if worker.free])
+        dismiss([worker.hand for worker in self._workers if not worker.free])
+        self._workers.clear()
 
     def _distribute(self, orders: Sequence[Order], total: Sums | None = None) -> list[Any]:
         waiting = deque(enumerate(orders))
@@ -241,6 +257,7 @@ class Pool:
             while waiting and free:
                 number, order = waiting.popleft()
                 worker = free.pop()
+                worker.free = False
                 self._send(worker, order)
                 until = time.monotonic() + self.seconds * order.jobs
                 busy[worker.pipe] = Assignment(number, order, worker, until)
@@ -262,6 +279,7 @@ class Pool:
                     waiting.appendleft((number, assignment.order))
                     continue
                 answers[number] = answer
+                assignment.worker.free = True
                 free.append(assignment.worker)
         return answers
 
@@ -278,7 +296,7 @@ class Pool:
         late = [pipe for pipe, e in busy.items() if e.until <= time.monotonic()]
         for pipe in late:
             if pipe not in ready:
-                busy[pipe].worker.process.kill()
+                busy[pipe].worker.hand.process.kill()
         return [busy[pipe] for pipe in {*ready, *late}]
 
     def _replace(self, assignment: Assignment) -> Worker:
@@ -292,7 +310,7 @@ class Pool:
             raise RunStopped(f"{what}; one was started again before")
         self._restarts += 1
         logger.warning("%s; it is started again, and does this once more", what)
-        dead.pipe.close()
+        dismiss([dead.hand])
         self._workers.remove(dead)
         self._hire(1)
         return self._workers[-1]
@@ -316,13 +334,13 @@ def _unsendable(reason: str) -> FedtailError:
 
 
 def _ended(worker: Worker) -> str:
-    worker.process.join(timeout=LEAVE)
-    code = worker.process.exitcode
+    worker.hand.process.join(timeout=LEAVE)
+    code = worker.hand.process.exitcode
     return f"ended with exit code {code} (-9 often means that memory ran out: use fewer --workers)"
 
 
 def work_orders(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:
-    """Run in the worker process: take orders until the pipe is closed."""
+    """Run in the worker process: take orders until the run ends, or the pipe is closed."""
     try:
         runtime = _arrive(pipe, plugins)
         with numerics(threads):
@@ -335,13 +353,13 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
     """Receive the runtime and say that it arrived, or why not."""
     try:
         load_plugins(plugins)
-        runtime: Runtime = pipe.recv()
+        runtime: Runtime = shared(pipe.recv())
     except (EOFError, KeyboardInterrupt):
         raise
     except Exception as error:  # importing a user's module may fail in any way
         pipe.send(f"{type(error).__name__}: {error}")
         raise EOFError from None
-    # The pipe shares all tensors between processes: right for data, wrong for the model.
+    # All tensors are shared between processes: right for data, wrong for the model.
     runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
     import_lazily_used(runtime.device)
     pipe.send("")
@@ -356,6 +374,8 @@ def _work(runtime: Runtime, pipe: Connection, drop: bool) -> None:
             payload = payload if data is None else data
             told, frames, together = rest
             _hand_over(pipe, *_do_block(runtime, payload, told, frames, together, drop))
+        elif kind == "end":
+            return
         else:
             try:
                 if data is not None:
@@ -375,26 +395,38 @@ def _do_block(
     drop: bool,
 ) -> tuple[list[Any], Sums | None]:
     """Do the jobs of a block, and add up their answers if there are frames to do it in."""
-    receipts: list[Any] = []
-    total, forms = None, {}
+    receipts: dict[int, Any] = {}  # by client, who stands there once
+    total, intake, forms = None, None, {}
     if frames is not None:
         actions = {action for _, action, *_ in told}
         forms = {a: within_frames(runtime.form(Task(0, a, payload)), frames) for a in actions}
         total = Sums(union(list(forms.values())), frames)
+        intake = Intake(total)
     jobs = [Job(Task(k, action, payload), state, clock) for k, action, clock, state in told]
     found = done_together(runtime, jobs, total) if together else [None] * len(jobs)
     for job, answer in zip(jobs, found, strict=True):
         action, client = job.task.action, job.task.client
-        done = attempt(runtime, job) if answer is None else answered(answer)
+        done = attempt(runtime, job) if answer is None else done_in_block(answer)
         if done.error is not None:
-            receipts.append(Failure.of(done.error, str(job)))
+            receipts[client] = Failure.of(done.error, str(job))
             if not drop:
-                return receipts, None
+                return list(receipts.values()), None
             continue
-        if total is not None and done.added is None:
-            done = add_up(job, done, forms[action], runtime.federation.size(client), total)
-        receipts.append((done.payload, {} if done.reason else done.state, done.reason, done.added))
-    return receipts, total
+        if intake is None or done.added is not None:
+            receipts |= _receipts([(client, done)])
+            continue
+        receipts[client] = None  # for now: the answer is not to be held here
+        size = runtime.federation.size(client)
+        receipts |= _receipts(intake.put(Arrival(job, done, forms[action], size)))
+    receipts |= _receipts([] if intake is None else intake.settle())
+    return list(receipts.values()), total
+
+
+def _receipts(settled: Sequence[tuple[ClientId, Done]]) -> dict[ClientId, Any]:
+    return {
+        client: (done.payload, {} if done.reason else done.state, done.reason, done.added)
+        for client, done in settled
+    }
 
 
 def _hand_over(pipe: Connection, receipts: list[Any], total: Sums | None) -> None:

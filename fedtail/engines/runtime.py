@@ -117,10 +117,11 @@ class Runtime:
         self, k: ClientId, told: Tensors, state: MutableMapping[str, Tensor], clock: Clock
     ) -> Client:
         """Return what the client half may use in one task, told what inputs are normalised with."""
+        data = self.federation.client(k, told)
         return Client(
             id=k,
-            data=self.federation.client(k, told),
-            counts=self.federation.counts(k),
+            data=data,
+            counts=torch.bincount(data.labels, minlength=self.federation.num_classes),
             model=self.model,
             state=state,
             round=clock.round,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
+from typing import Literal
+
+from fedtail.cores import usable_cores
 
 FEWEST_WORKERS = 2
 """Two workers are allowed on one core too: what is tried with a pool is then one everywhere."""
 
 
-def usable_cores() -> int:
-    """Return on how many cores this process may run, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+Workers = int | Literal["auto"]
+"""How many processes; "auto" is none until cores are free and it is worth it."""
 
 
-def allowed_workers(workers: int, clients: int) -> tuple[int, list[str]]:
+def allowed_workers(workers: Workers, clients: int) -> tuple[Workers, list[str]]:
     """Return how many workers to start, and a sentence if these are fewer than asked for.
 
     Parameters
@@ -27,7 +26,7 @@ def allowed_workers(workers: int, clients: int) -> tuple[int, list[str]]:
     """
     cores = usable_cores()
     most = min(clients, max(cores, FEWEST_WORKERS))
-    if workers <= most:
+    if workers == "auto" or workers <= most:
         return workers, []
     return most, [
         f"workers = {workers} is more than can be of use: the run uses {most} "

@@ -8,6 +8,8 @@ is zero drops out of the softmax: log 0 = −∞, and it gets no gradient.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +20,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("balanced_softmax")
 class BalancedSoftmax(LocalLoss):
     """−log softmax(z + log π)_y; the scale of π does not matter."""
+
+    reads_features: ClassVar[bool] = False
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""

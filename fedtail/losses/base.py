@@ -37,9 +37,17 @@ class LossContext:
 
 
 class LocalLoss(Component):
-    """A loss of one batch: a mean over its samples."""
+    """A loss of one batch: a mean over its samples.
+
+    Attributes
+    ----------
+    reads_features
+        Whether it looks at the features; if not, those of experts that do not learn need not be
+        computed.
+    """
 
     registry: ClassVar[Registry[LocalLoss]] = Registry("loss")
+    reads_features: ClassVar[bool] = True
 
     @classmethod
     def adopted(cls, value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,6 +14,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("cross_entropy")
 class CrossEntropy(LocalLoss):
     """−log softmax(z)_y, averaged over the batch."""
+
+    reads_features: ClassVar[bool] = False
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""

@@ -7,6 +7,8 @@ Lin, Goyal, Girshick, He, Dollár, "Focal Loss for Dense Object Detection", ICCV
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +21,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("focal")
 class Focal(LocalLoss):
     """−(1 − p_y)^γ log p_y; γ = 0 is cross-entropy."""
+
+    reads_features: ClassVar[bool] = False
 
     gamma: float = Field(2.0, ge=0, description="how fast easy samples lose weight; 0 for never")
     detach: bool = Field(

@@ -21,6 +21,8 @@ class FunctionLoss(LocalLoss):
     resumed from Python.
     """
 
+    reads_features: ClassVar[bool] = False
+
     name: ClassVar[str] = "function"  # not registered: no description can make one
 
     function: SkipValidation[Callable[[Tensor, Tensor], Tensor]] = Field(

@@ -15,6 +15,7 @@ classes of the batch. A class whose prior is zero has the weight π_c = 0.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -29,6 +30,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("lade")
 class LADELoss(LocalLoss):
     """Balanced softmax + λ · LADER; λ = 0 is balanced softmax."""
+
+    reads_features: ClassVar[bool] = False
 
     lam: float = Field(0.1, ge=0, description="λ, weight of LADER; 0 is balanced softmax")
     rho: float = Field(0.01, ge=0, description="ρ, weight of the penalty A² inside LADER")

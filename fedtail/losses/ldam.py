@@ -13,6 +13,7 @@ those of the method's prior; a class without any stands for a tenth of a sample.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -26,6 +27,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("ldam")
 class LDAMLoss(LocalLoss):
     """CE(z − s Δ_y e_y, y), Δ_c = m (n_min / n_c)^(1/4), re-weighted in the last rounds."""
+
+    reads_features: ClassVar[bool] = False
 
     margin: float = Field(0.5, ge=0, description="m, the margin of the rarest class, in cosines")
     scale: float = Field(30.0, gt=0, description="s, what one unit of cosine is in logits")

@@ -11,6 +11,8 @@ that the client does not hold has n_c = 0, so z̃_c = −∞: it drops out and g
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +26,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("logit_calibration")
 class LogitCalibration(LocalLoss):
     """−log softmax(z − τ n^(−1/4))_y; τ = 0 is cross-entropy over all classes."""
+
+    reads_features: ClassVar[bool] = False
 
     tau: float = Field(1.0, ge=0, description="strength of the margins; 0 is cross-entropy")
     exclude_true_class: bool = Field(

@@ -11,7 +11,7 @@ mask: the class still takes its share e⁰ of the softmax.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("restricted_softmax")
 class RestrictedSoftmax(LocalLoss):
     """−log softmax(a ∘ z)_y, a = α for missing classes; α = 1 is cross-entropy."""
+
+    reads_features: ClassVar[bool] = False
 
     alpha: float = Field(
         0.5, ge=0, le=1, description="factor of a missing class's logit; 1 is cross-entropy"

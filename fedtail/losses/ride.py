@@ -11,6 +11,8 @@ classes; T̄ is its mean. With one expert it is the base loss.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -23,6 +25,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("ride")
 class RIDELoss(LocalLoss):
     """Σ_i base(z_i) − λ T² KL(mean ‖ expert i); one expert gives the base loss."""
+
+    reads_features: ClassVar[bool] = False
 
     base: LocalLoss = Field(LDAMLoss(), description="the loss of each expert's own logits")
     diversity: float = Field(0.2, ge=0, description="λ, weight of being unlike the mean")

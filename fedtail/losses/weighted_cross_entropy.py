@@ -9,6 +9,8 @@ batch of one class.) Without weights, as in the first round, it is cross-entropy
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,6 +21,8 @@ from fedtail.models.split_model import Output
 @LocalLoss.register("weighted_cross_entropy")
 class WeightedCrossEntropy(LocalLoss):
     """−w_y log softmax(z)_y with the server's class weights w, by the size of the batch."""
+
+    reads_features: ClassVar[bool] = False
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method, action
+from fedtail.methods.local_run import LocalRun as LocalRun
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
     Client,
@@ -64,30 +65,6 @@ class ModelState:
     model: dict[str, Tensor]
     prior: Tensor | None = None
     memory: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-
-@dataclass
-class LocalRun:
-    """One client's training, as the hooks see it.
-
-    Attributes
-    ----------
-    aux
-        Whatever `prepare` of the method made.
-    steps
-        Batches done so far.
-    index
-        Which of the client's samples are in the batch.
-    """
-
-    client: Client
-    payload: Payload
-    model: SplitModel
-    context: LossContext
-    optimizer: torch.optim.Optimizer
-    aux: Any = None
-    steps: int = 0
-    index: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 M = TypeVar("M", bound=ModelState)
@@ -197,7 +174,8 @@ class FedAvg(Method[M], Generic[M]):
         """Train the received model on the local data and send it back."""
         self.load(payload, client)
         run = self.start(payload, client)
-        generator, augmentation = client.generator("batches"), client.generator("augment")
+        generator = client.generator("batches")
+        augmentation = client.generator("augment") if client.data.is_augmented else None
         norms = run.model.batch_norms()
         run.model.train()
         for index in self.local.batches(self.sampler, client.data.labels, generator, bool(norms)):
@@ -222,7 +200,7 @@ class FedAvg(Method[M], Generic[M]):
     def start(self, payload: Payload, client: Client) -> LocalRun:
         """Return the local run, with a new optimiser and what `prepare` makes."""
         context = self.context(payload, client)
-        trained = [p for p in client.model.parameters() if p.requires_grad]
+        trained = client.model.trainable().values()
         optimizer = self.local.make_optimizer(trained, client.round, client.rounds)
         run = LocalRun(client, payload, client.model, context, optimizer)
         run.aux = self.prepare(run)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Literal, Self, cast
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -157,7 +158,8 @@ class GBME(FedAvg[GBMEState]):
 
     def draw(self, i: int, groups: Sequence[Sequence[ClientId]], server: Server) -> list[ClientId]:
         """Return R distinct clients: αR of group i, the others of the other groups."""
-        others = sorted(c for j, group in enumerate(groups) if j != i for c in group)
+        apart = [np.asarray(g, dtype=np.int64) for j, g in enumerate(groups) if j != i]
+        others: list[ClientId] = np.sort(np.concatenate(apart)).tolist()
         size = min(server.per_round, len(server.clients))
         own = min(math.floor(self.alpha * size + 0.5), len(groups[i]))
         own = max(own, size - len(others))
@@ -219,13 +221,16 @@ class GBME(FedAvg[GBMEState]):
 
     def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
         """CE(mean logits + log π, y) (Eq. 7), or the sum of the trained experts' own."""
+        only = run.payload.scalars.get("expert")
+        if only is not None and self.per_expert and not self.loss.reads_features:
+            # The others neither learn nor count: what they say would be multiplied by zero.
+            alone = cast(ExpertModel, run.model).output_of(int(only), x)
+            return self.loss(alone, y, run.context)
         output = run.model.output(x)
         if not self.per_expert or output.experts is None:
             return self.loss(output, y, run.context)
-        only = run.payload.scalars.get("expert")
         each = output.experts if only is None else output.experts[int(only)].unsqueeze(0)
-        alone = [output._replace(logits=z, experts=None) for z in each]
-        losses = [self.loss(one, y, run.context) for one in alone]
+        losses = [self.loss(output._replace(logits=z, experts=None), y, run.context) for z in each]
         return torch.stack(losses).sum()
 
     def keep_buffers(self, client: Client) -> None:

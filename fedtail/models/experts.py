@@ -25,7 +25,7 @@ class MeanHeads(nn.ModuleList):
     @property
     def in_features(self) -> int:
         """Width of all experts' features together."""
-        return sum(self._widths())
+        return sum(self.widths())
 
     @property
     def out_features(self) -> int:
@@ -34,14 +34,15 @@ class MeanHeads(nn.ModuleList):
 
     def each(self, features: Tensor) -> Tensor:
         """Return every expert's logits, (experts, batch, classes)."""
-        parts = features.split_with_sizes(self._widths(), dim=1)
+        parts = features.split_with_sizes(self.widths(), dim=1)
         return torch.stack([head(part) for head, part in zip(self, parts, strict=True)])
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the mean logits."""
         return self.each(features).mean(0)
 
-    def _widths(self) -> list[int]:
+    def widths(self) -> list[int]:
+        """Return the width of each expert's features."""
         return [int(cast(nn.Linear, head).in_features) for head in self]
 
 
@@ -128,6 +129,19 @@ class ExpertModel(SplitModel):
         features = self._net.features(x)
         each = self._net.heads.each(features)
         return Output(each.mean(0), features, each)
+
+    def output_of(self, index: int, x: Tensor) -> Output:
+        """Return one expert's logits and features; the others are not computed.
+
+        The bits are those that it has among the others: it stands in the same place of a matrix
+        with zeros for them, because products round by how their factors lie in memory.
+        """
+        features: Tensor = self._net.experts[index](self._net.trunk(x))
+        widths = self._net.heads.widths()
+        rows = [features.new_zeros(len(features), width) for width in widths]
+        rows[index] = features
+        part = torch.cat(rows, dim=1).split_with_sizes(widths, dim=1)[index]
+        return Output(self._net.heads[index](part), features)
 
     def expert_names(self, index: int) -> frozenset[str]:
         """Names of all tensors (parameters and buffers) that belong to one expert alone."""

@@ -26,9 +26,9 @@ from fedtail.models.spec import ModelSpec, Reader, Shape, with_numbers
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import first_line
 
-KEPT = "pretrained"
+PRETRAINED = "pretrained"
 """The folder in a run folder with the configuration, the tokeniser and the like."""
-LONGEST = 512
+MOST_TOKENS = 512
 """Tokens of a text, where nobody says otherwise: attention costs their square."""
 PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -37,7 +37,7 @@ RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0}
 """Random changes inside some networks of sound that draw from NumPy's global stream."""
 
 
-class Kind(NamedTuple):
+class Modality(NamedTuple):
     """What a network classifies, in words, and the class of transformers that loads it."""
 
     name: Literal["image", "sound", "text"]
@@ -45,10 +45,10 @@ class Kind(NamedTuple):
     configurations: str
 
 
-KINDS = (
-    Kind("image", "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
-    Kind("sound", "AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
-    Kind(
+MODALITIES = (
+    Modality("image", "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+    Modality("sound", "AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
+    Modality(
         "text",
         "AutoModelForSequenceClassification",
         "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
@@ -140,7 +140,7 @@ class HuggingFaceModel(ModelSpec):
     def keep(self, folder: Path) -> None:
         """Write configuration and preprocessing into a run folder, without weights."""
         config, kind = self._configured()
-        make_folder(folder / KEPT)
+        make_folder(folder / PRETRAINED)
         with tempfile.TemporaryDirectory() as draft:
             config.save_pretrained(draft)
             if kind.name == "text":
@@ -149,11 +149,11 @@ class HuggingFaceModel(ModelSpec):
                 Path(draft, PREPROCESSOR).write_text(json.dumps(self._json(PREPROCESSOR), indent=1))
             for file in sorted(Path(draft).iterdir()):
                 if file.is_file():
-                    write_atomic(folder / KEPT / file.name, file.read_bytes())
+                    write_atomic(folder / PRETRAINED / file.name, file.read_bytes())
 
     def kept(self, folder: Path) -> ModelSpec:
         """Return the same architecture, with new weights, from a run folder."""
-        here = folder / KEPT
+        here = folder / PRETRAINED
         if not here.is_dir():
             raise FedtailError(f"'{here}' is not there: it says what '{self.title}' is")
         return self.but(path=str(here), revision=None, initial="random")
@@ -181,10 +181,10 @@ class HuggingFaceModel(ModelSpec):
         channels = getattr(config, "num_channels", None) or 3
         return Preprocessing.of(self._json(PREPROCESSOR), channels, side)
 
-    def _configured(self) -> tuple[Any, Kind]:
+    def _configured(self) -> tuple[Any, Modality]:
         transformers = library(self.title)
         config = self._loaded(transformers.AutoConfig)
-        for kind in KINDS:
+        for kind in MODALITIES:
             if type(config) in getattr(transformers, kind.configurations):
                 return config, kind
         raise FedtailError(
@@ -210,12 +210,12 @@ class HuggingFaceModel(ModelSpec):
             getattr(config, "max_position_embeddings", None),
             self._tokenizer().model_max_length,
         )
-        most = min([size for size in known if isinstance(size, int) and size > 0] or [LONGEST])
+        most = min([size for size in known if isinstance(size, int) and size > 0] or [MOST_TOKENS])
         if self.tokens is not None and self.tokens > most:
             raise FedtailError(
                 f"model.tokens = {self.tokens} is more than the {most} that '{self.title}' takes"
             )
-        return self.tokens or min(most, LONGEST)
+        return self.tokens or min(most, MOST_TOKENS)
 
     def _json(self, name: str) -> dict[str, Any]:
         """Return a file of the model as plain data; nothing if it has none."""

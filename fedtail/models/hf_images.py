@@ -18,10 +18,10 @@ from fedtail.errors import FedtailError
 
 MODES = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """How images are resized, by Pillow's numbers."""
-WIDE = 384
+UNCUT = 384
 """ConvNeXt resizes to more than it cuts out only below this size."""
 
-Size = tuple[int, int]
+Pixels = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Preprocessing:
     """
 
     shorter: int = 0
-    resize: Size | None = None
-    crop: Size | None = None
+    resize: Pixels | None = None
+    crop: Pixels | None = None
     mode: str = "bilinear"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any], channels: int, side: Size | None) -> Preprocessing:
+    def of(cls, plain: Mapping[str, Any], channels: int, side: Pixels | None) -> Preprocessing:
         """Read a ``preprocessor_config.json``.
 
         Parameters
@@ -104,7 +104,9 @@ class Resized:
         return x if self.how.crop is None else _centre(x, self.how.crop)
 
 
-def _geometry(plain: Mapping[str, Any], side: Size | None) -> tuple[int, Size | None, Size | None]:
+def _geometry(
+    plain: Mapping[str, Any], side: Pixels | None
+) -> tuple[int, Pixels | None, Pixels | None]:
     """Return the shorter side, or height and width, and what is cut out."""
     size = plain.get("size", {"height": side[0], "width": side[1]} if side else None)
     if isinstance(size, int):  # an older form
@@ -123,7 +125,7 @@ def _geometry(plain: Mapping[str, Any], side: Size | None) -> tuple[int, Size | 
             raise FedtailError(f"the model's image size {size} is of a kind not known") from None
     edge = int(size["shortest_edge"])
     if "crop_pct" in plain:  # ConvNeXt
-        if edge >= WIDE:
+        if edge >= UNCUT:
             return 0, (edge, edge), None
         return int(edge / (plain["crop_pct"] or 1.0)), None, (edge, edge)
     return edge, None, cut
@@ -134,7 +136,7 @@ def _channels(value: Any, channels: int) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers)
 
 
-def _centre(x: Tensor, size: Size) -> Tensor:
+def _centre(x: Tensor, size: Pixels) -> Tensor:
     top, left = (int(x.shape[-2]) - size[0]) // 2, (int(x.shape[-1]) - size[1]) // 2
     if min(top, left) < 0:
         raise FedtailError(

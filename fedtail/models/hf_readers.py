@@ -18,7 +18,7 @@ from fedtail.data.dataset import as_numpy, must_be_inputs
 from fedtail.data.texts import texts_of
 from fedtail.errors import FedtailError
 
-TOGETHER = 1024
+READ_AT_ONCE = 1024
 """How many inputs are read together."""
 FULL_SCALE = 32768.0
 """What 16-bit sound is divided by."""
@@ -120,4 +120,4 @@ def _waves(x: Any) -> np.ndarray:
 
 
 def _parts(rows: Any) -> list[Any]:
-    return [rows[start : start + TOGETHER] for start in range(0, len(rows), TOGETHER)]
+    return [rows[start : start + READ_AT_ONCE] for start in range(0, len(rows), READ_AT_ONCE)]

@@ -66,7 +66,7 @@ def with_lora(model: SplitModel, choice: str) -> SplitModel:
     return made
 
 
-def merged(model: SplitModel) -> SplitModel:
+def merged_model(model: SplitModel) -> SplitModel:
     """Return the plain network, every W + (α / r) B A one matrix; the model itself without LoRA."""
     if not any(_adapted(layer) for layer in model.module.modules()):
         return model

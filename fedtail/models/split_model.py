@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtail.errors import FedtailError
+from fedtail.models.inventory import Inventory
 from fedtail.models.probe import (
     frozen_layers,
     frozen_names,
     last_registered,
-    live_tensors,
     reset,
     trial,
 )
@@ -48,8 +47,8 @@ class SplitModel(nn.Module):
     user's own model. Parameters that need no gradient when the model is seen first, and the buffers
     of layers that hold no others, are a part of the architecture: they are neither sent nor
     averaged, and such layers stay in evaluation mode. The module itself is not changed: features
-    are read by a hook that lives for one forward pass, so a copy or a pickle of the model carries
-    nothing of the original.
+    are read by a function that stands before the classifier's for one forward pass, so a copy or a
+    pickle of the model carries nothing of the original.
 
     Parameters
     ----------
@@ -83,6 +82,19 @@ class SplitModel(nn.Module):
         """Remember, once, what does not move; a method may freeze more for a while."""
         self._still = frozen_layers(self.module)
         self._fixed = frozen_names(self.module, self._still)
+        self._known: Inventory | None = None
+
+    @property
+    def _found(self) -> Inventory:
+        """What the model is made of."""
+        if self._known is None or not self._known.stands:
+            still = map(self.module.get_submodule, self._still)
+            self._known = Inventory(self, (self.module, self.extra_heads), self._fixed, still)
+        return self._known
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Forget what it is made of: a copy finds out for itself."""
+        return {**self.__dict__, "_known": None}
 
     @property
     def classifier(self) -> nn.Module:
@@ -115,23 +127,37 @@ class SplitModel(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; frozen layers stay in evaluation mode."""
-        super().train(mode)
-        for name in self._still if mode else ():
-            self.module.get_submodule(name).eval()
+        found = self._found
+        if found.own_modes:
+            super().train(mode)
+            for layer in found.still:
+                layer.eval()
+            return self
+        for layers, wanted in ((found.layers, mode), (found.still, False)):
+            for layer in layers:
+                if layer.training is not wanted:
+                    layer.training = wanted
         return self
 
     def output(self, x: Tensor) -> Output:
         """Return logits and the features they were made from."""
         seen: list[Tensor] = []
+        classifier = self.classifier
+        own = vars(classifier)
+        before, forward = own.get("forward"), classifier.forward
 
-        def see(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def see(*args: Any, **kwargs: Any) -> Any:
             seen.append(args[0] if args else next(iter(kwargs.values())))
+            return forward(*args, **kwargs)
 
-        hook = self.classifier.register_forward_pre_hook(see, with_kwargs=True)
+        # A hook would do, but to enter and remove one takes longer than a small layer computes.
+        own["forward"] = see
         try:
             logits = logits_of(self.module(x))
         finally:
-            hook.remove()
+            own.pop("forward")
+            if before is not None:
+                own["forward"] = before
         if not seen:
             raise FedtailError(f"the model ran without calling its '{self.classifier_name}'")
         return Output(logits, seen[-1])
@@ -150,17 +176,18 @@ class SplitModel(nn.Module):
 
     def names(self) -> frozenset[str]:
         """Return the names of what moves in training."""
-        return frozenset(name for name, _ in self.live())
+        return frozenset(self._found.live)
 
     def fits(self, tensors: Tensors) -> bool:
         """Whether these are the names of what moves in training, or of everything."""
-        return tensors.keys() == self.names() or tensors.keys() == dict(self.everything()).keys()
+        found = self._found
+        return tensors.keys() in (found.live.keys(), found.everything.keys())
 
     def load(self, tensors: Tensors) -> None:
         """Copy tensors into the resident model: what moves in training, or everything."""
-        live = dict(self.live())
+        live = self._found.live
         if self._fixed and self._fixed <= tensors.keys():
-            live = dict(self.everything())
+            live = self._found.everything
         if live.keys() != tensors.keys():
             odd = sorted(live.keys() ^ tensors.keys())
             raise FedtailError(f"these tensors and this model do not match in {', '.join(odd[:3])}")
@@ -176,29 +203,19 @@ class SplitModel(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the live parameters that are trained; a tied one stands under its first name."""
-        return {
-            name: parameter
-            for part in (self.module, self.extra_heads)
-            for name, parameter in part.named_parameters()
-            if parameter.requires_grad
-        }
+        return {n: p for n, p in self._found.parameters.items() if p.requires_grad}
 
     def parameter_names(self) -> frozenset[str]:
         """Names of what is trained; every other tensor is a buffer or frozen.
 
         A tied parameter is in `tensors` under each of its names, and so it is here.
         """
-        return frozenset(
-            name
-            for part in (self.module, self.extra_heads)
-            for name, parameter in part.named_parameters(remove_duplicate=False)
-            if parameter.requires_grad
-        )
+        every = self._found.everything
+        return frozenset(n for n, t in every.items() if t.requires_grad)
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the BatchNorm layers: those whose running statistics move in training."""
-        still = {self.module.get_submodule(name) for name in self._still}
-        return [m for m in self.modules() if isinstance(m, _BatchNorm) and m not in still]
+        return self._found.norms
 
     def with_head(self, name: str, head: nn.Module | None = None) -> Self:
         """Return a copy with a second head: a freshly initialised classifier of the same shape.
@@ -262,11 +279,11 @@ class SplitModel(nn.Module):
 
     def live(self) -> Iterator[tuple[str, Tensor]]:
         """Give what moves in training, as it is, under the module's own names."""
-        return ((name, t) for name, t in self.everything() if name not in self._fixed)
+        return iter(self._found.live.items())
 
     def everything(self) -> Iterator[tuple[str, Tensor]]:
         """Give all parameters and buffers, frozen or not."""
-        return chain(live_tensors(self.module), live_tensors(self.extra_heads))
+        return iter(self._found.everything.items())
 
 
 def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitModel:
@@ -279,12 +296,12 @@ def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitM
     model, base
         The model that a method trains, and the user's own.
     """
-    from fedtail.models.lora import merged  # it knows models
+    from fedtail.models.lora import merged_model  # it knows models
 
     # A method's own head may have the names of the user's, and another meaning.
     tested = model if model.fits(tensors) else base
     if not tested.fits(tensors):  # as they are shipped: updates of low rank are merged
-        tested = next((m for m in map(merged, (model, base)) if m.fits(tensors)), base)
+        tested = next((m for m in map(merged_model, (model, base)) if m.fits(tensors)), base)
     tested.load(tensors)
     tested.eval()
     return tested
@@ -292,21 +309,21 @@ def load_tested(tensors: Tensors, model: SplitModel, base: SplitModel) -> SplitM
 
 def as_shipped(tested: SplitModel, tensors: Tensors) -> tuple[SplitModel, dict[str, Tensor]]:
     """Return the plain network of a tested model, and all of its tensors."""
-    from fedtail.models.lora import merged
+    from fedtail.models.lora import merged_model
 
-    plain = merged(tested)
+    plain = merged_model(tested)
     return plain, plain.whole(tensors if plain is tested else plain.tensors())
 
 
 def logits_of(answer: Any) -> Tensor:
     """Return what a network answers, or the ``logits`` inside it."""
-    logits: Tensor = getattr(answer, "logits", answer)
+    logits: Tensor = answer if isinstance(answer, Tensor) else getattr(answer, "logits", answer)
     return logits
 
 
 def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    plain = torch.contiguous_format
     with torch.no_grad():
         return {
-            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in named
+            name: (t if t.is_cpu else t.to("cpu")).clone(memory_format=plain) for name, t in named
         }

@@ -72,7 +72,7 @@ def with_trained(model: SplitModel, choice: str) -> SplitModel:
     return made
 
 
-def blocks(model: SplitModel) -> list[list[str]]:
+def named_blocks(model: SplitModel) -> list[list[str]]:
     """Return the names of the parameters of every block, from input to output.
 
     A block is what a network repeats (a residual block, a layer of a transformer) or, outside of
@@ -96,7 +96,7 @@ def _chosen(model: SplitModel, choice: str) -> set[str]:
     if choice == "head":
         return set(_of_heads(model, parameters))
     if choice.startswith("last:"):
-        parts, n = blocks(model), int(choice.removeprefix("last:"))
+        parts, n = named_blocks(model), int(choice.removeprefix("last:"))
         if n > len(parts):
             raise FedtailError(
                 f"train = '{choice}' is more than the {len(parts)} blocks of the model"

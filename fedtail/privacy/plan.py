@@ -55,7 +55,7 @@ def protection(setting: Setting) -> Iterator[Protection | None]:
         server.adder = Adder.open(client.keys)
         yield Protection(client, server, budget)
         return
-    with unnamed_keys(apart=experiment.workers > 0) as (secret, public):
+    with unnamed_keys(apart=experiment.workers not in (0, "auto")) as (secret, public):
         client.keys, server.adder = secret, Adder.of(public)
         yield Protection(client, server, budget)
 

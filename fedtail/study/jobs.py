@@ -8,36 +8,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
-import signal
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedtail.callbacks import Record
 from fedtail.plugins import first_line, load_plugins
+from fedtail.processes import LEAVE, Hand, dismiss, hire, keep
 from fedtail.signals import ended_by_signals
 from fedtail.study.plan import Planned
 from fedtail.study.settle import Ending, Rounds, settle
 
-SECONDS_TO_LEAVE = 5.0
-"""Seconds that processes have to end by themselves."""
 Hear = Callable[[Planned, Record], bool]
 """Is told each round of a run as it goes, and says whether to go on."""
 
 
-@dataclass
+@dataclass(eq=False)
 class RunProcess:
-    """Our end of a process, and the run that it is doing."""
+    """A process, and the run that it is doing since when."""
 
-    process: BaseProcess
-    pipe: Connection
+    hand: Hand
     doing: Planned | None = None
+    since: float = 0.0
 
 
 def side_by_side(
@@ -46,6 +41,7 @@ def side_by_side(
     hear: Hear,
     begin: Callable[[Planned], None],
     warn: Callable[[str], None],
+    main: bool = True,
 ) -> Generator[tuple[Planned, Ending]]:
     """Do runs in so many processes, and yield each as it ends.
 
@@ -55,49 +51,69 @@ def side_by_side(
         The runs, and how many at once.
     hear, begin, warn
         Are told the rounds of each run, that it begins, and what it warns of.
+    main
+        Whether the processes import the main script (see `hire`).
     """
     plugins = list(dict.fromkeys(name for p in plan for name in p.experiment.plugins))
-    waiting = deque(plan)
+    waiting = list(plan)
+    took: dict[str, float] = {}
     workers: list[RunProcess] = []
     try:
         while waiting or any(worker.doing for worker in workers):
             free = next((worker for worker in workers if worker.doing is None), None)
             if waiting and (free or len(workers) < jobs):
-                planned = waiting.popleft()
+                planned = _next(waiting, took)
                 try:
                     data = _packed(planned)
                 except (pickle.PicklingError, AttributeError, TypeError) as error:
                     yield planned, _unsendable(error)
                     continue
                 if free is None:
-                    free = _hire(plugins)
+                    (hand,) = hire(1, main)
+                    free = RunProcess(hand)
                     workers.append(free)
-                free.doing = planned
+                    hand.begin(serve_runs, plugins)
+                free.doing, free.since = planned, time.monotonic()
                 begin(planned)
                 with contextlib.suppress(ConnectionError):  # it is found dead below
-                    free.pipe.send_bytes(data)
+                    free.hand.pipe.send_bytes(data)
                 continue
-            for pipe in wait([worker.pipe for worker in workers if worker.doing]):
-                worker = next(each for each in workers if each.pipe is pipe)
-                yield from _heard(worker, workers, hear, warn)
+            for pipe in wait([worker.hand.pipe for worker in workers if worker.doing]):
+                worker = next(each for each in workers if each.hand.pipe is pipe)
+                for planned, ending in _heard(worker, workers, hear, warn):
+                    took[planned.label] = time.monotonic() - worker.since
+                    yield planned, ending
     finally:
         _dismiss(workers)
+
+
+def _next(waiting: list[Planned], took: dict[str, float]) -> Planned:
+    """Take the run that is begun next: those that take long are not to be the last.
+
+    A label that was never seen comes first, then the one whose last run took longest.
+    """
+    first = max(waiting, key=lambda planned: took.get(planned.label, float("inf")))
+    waiting.remove(first)
+    return first
 
 
 def _heard(
     worker: RunProcess, workers: list[RunProcess], hear: Hear, warn: Callable[[str], None]
 ) -> Iterator[tuple[Planned, Ending]]:
     """Take one message of a process, which may be the end of its run, or its own."""
-    planned = worker.doing
+    planned, hand = worker.doing, worker.hand
     assert planned is not None
     try:
-        kind, content = worker.pipe.recv()
+        if hand.seconds is None:
+            hand.ready()
+            return
+        kind, content = hand.pipe.recv()
         if kind == "round":
-            worker.pipe.send(hear(planned, content))
+            hand.pipe.send(hear(planned, content))
     except (EOFError, OSError):
         workers.remove(worker)
-        worker.process.join(SECONDS_TO_LEAVE)
-        said = f"its process ended with exit code {worker.process.exitcode}"
+        hand.process.join(LEAVE)
+        said = f"its process ended with exit code {hand.process.exitcode}"
         yield planned, Ending(f"{said} (-9 often means that memory ran out: use fewer --jobs)")
         return
     if kind == "warning":
@@ -117,42 +133,36 @@ def _unsendable(error: Exception) -> Ending:
     return Ending(f"{said}module that can be imported, or use one job", refused=True)
 
 
-def _hire(plugins: Sequence[str]) -> RunProcess:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve_runs, args=(theirs, plugins), daemon=True)
-    process.start()
-    theirs.close()
-    return RunProcess(process, ours)
-
-
 def _dismiss(workers: Sequence[RunProcess]) -> None:
-    """End all processes: those that are in the middle of a run are asked to leave it."""
-    for worker in workers:
-        if worker.doing is not None:
-            worker.process.terminate()
-        worker.pipe.close()
-    until = time.monotonic() + SECONDS_TO_LEAVE
-    for worker in workers:
-        worker.process.join(max(0.0, until - time.monotonic()))
-        worker.process.kill()
+    """Keep the processes that are free; those in the middle of a run are asked to leave it."""
+    busy = [worker.hand for worker in workers if worker.doing is not None]
+    for hand in busy:
+        hand.process.terminate()
+    free = [worker.hand for worker in workers if worker.doing is None]
+    for hand in free:
+        with contextlib.suppress(OSError):
+            hand.pipe.send_bytes(b"")
+    keep(free)
+    until = time.monotonic() + LEAVE
+    for hand in busy:
+        hand.process.join(max(0.0, until - time.monotonic()))
+    dismiss(busy)
 
 
 def serve_runs(pipe: Connection, plugins: Sequence[str]) -> None:
-    """Do, in a process of its own, the runs that come through the pipe until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is asked too, and ends us
-    logging.getLogger("fedtail").addHandler(_Told(pipe))
+    """Do, in a process of its own, the runs that come through the pipe, until nothing comes."""
+    told = _Told(pipe)
+    logging.getLogger("fedtail").addHandler(told)
     try:
         with ended_by_signals():
             load_plugins(plugins)
-            while True:
-                pipe.send(("end", _received(pipe)))
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        return
+            while data := pipe.recv_bytes():
+                pipe.send(("end", _received(data, pipe)))
+    finally:
+        logging.getLogger("fedtail").removeHandler(told)
 
 
-def _received(pipe: Connection) -> Ending:
-    data = pipe.recv_bytes()
+def _received(data: bytes, pipe: Connection) -> Ending:
     try:
         planned = pickle.loads(data)
     except Exception as error:  # importing a user's module may fail in any way

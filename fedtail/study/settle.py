@@ -15,6 +15,7 @@ from fedtail.folder import FREE, RunFolder
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place
 from fedtail.setting import prepare
+from fedtail.study.handover import HandedOver
 from fedtail.study.plan import Planned
 
 
@@ -36,12 +37,15 @@ class Ending:
         Whether it was done already.
     given_up
         Whether it was ended because it promised too little.
+    handed_over
+        Whether it was left to another process, and has not ended.
     """
 
     failure: str = ""
     refused: bool = False
     before: bool = False
     given_up: bool = False
+    handed_over: bool = False
 
 
 class Rounds(Callback):
@@ -95,6 +99,8 @@ def settle(planned: Planned, callbacks: Sequence[Callback]) -> Ending:
         run(planned.experiment, out=planned.path, resume=started, callbacks=callbacks)
     except GivenUp:
         return Ending(given_up=True)
+    except HandedOver:
+        return Ending(handed_over=True)
     except (FedtailError, RunStopped) as error:
         return Ending(str(error), isinstance(error, FedtailError))
     except Exception as error:  # a method of the user's own may fail in any way

@@ -18,7 +18,7 @@ from fedtail.experiment import Experiment, fields_of
 from fedtail.files import make_folder, write_atomic
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference
-from fedtail.study.perform import perform
+from fedtail.study.perform import JobNumber, perform
 from fedtail.study.plan import Planned, chosen, make_plan, words_of
 from fedtail.study.runs import COMPARISON, read_run, seeded
 from fedtail.study.tables import IN_PAPER, as_csv, as_latex, as_text, described_lines
@@ -114,7 +114,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: JobNumber = "auto",
     progress: bool = False,
 ) -> Study:
     """Run experiments over seeds, and compare them with the first.
@@ -134,8 +134,9 @@ def compare(
     out
         Where the runs go, and the table; without a folder nothing is kept.
     jobs
-        How many processes do whole runs side by side. The numbers are the same. In a script it
-        needs ``if __name__ == "__main__":`` around the call, as all of Python's processes do.
+        How many processes do whole runs side by side; ``"auto"`` takes the cores that are free, if
+        the runs are long enough. The numbers are the same. In a script a number needs ``if
+        __name__ == "__main__":`` around the call, as all of Python's processes do.
     progress
         Whether to print how far it is.
 
@@ -203,7 +204,7 @@ def folder_for_runs(out: Path) -> Iterator[None]:
 
 
 def carry_out(
-    plan: Sequence[Planned], out: Path, jobs: int = 1, console: Console | None = None
+    plan: Sequence[Planned], out: Path, jobs: JobNumber = "auto", console: Console | None = None
 ) -> Study:
     """Do what is left of a plan, and write the tables; those of what is done, after each run."""
     lines: dict[str, Line] = {}

@@ -25,7 +25,7 @@ from fedtail.folder import FREE
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
-from fedtail.study.perform import Overall, perform
+from fedtail.study.perform import JobNumber, Overall, must_be_jobs, perform
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
 from fedtail.study.settle import Ending
@@ -107,7 +107,7 @@ def tune(
     ranges: Mapping[str, str] | None = None,
     grids: Mapping[str, Sequence[str]] | None = None,
     out: str | Path,
-    jobs: int = 1,
+    jobs: JobNumber = "auto",
     progress: bool = False,
 ) -> Tuned:
     """Search the hyper-parameters of methods, each with the same number of trials.
@@ -131,7 +131,8 @@ def tune(
     out
         Where the runs and the database go.
     jobs
-        How many trials run side by side. What is found is the same.
+        How many trials run side by side; ``"auto"`` takes the cores that are free, if the trials
+        are long enough. What is found is the same.
     progress
         Whether to print how far it is.
     """
@@ -149,20 +150,20 @@ def search(
     ranges: Mapping[str, str],
     grids: Mapping[str, Sequence[str]],
     out: Path,
-    jobs: int,
+    jobs: JobNumber,
     console: Console | None,
 ) -> Tuned:
     """Do what is left of all trials, batch by batch of all methods."""
-    for flag, number in (("trials", trials), ("jobs", jobs)):
-        if number < 1:
-            raise FedtailError(f"--{flag} {number} is refused: give at least 1")
+    if trials < 1:
+        raise FedtailError(f"--trials {trials} is refused: give at least 1")
+    must_be_jobs(jobs)
     ranges, grids = _of_methods(ranges), _of_methods(grids)
     spaces = {label: _Space(plain, label, ranges, grids) for label in dict.fromkeys(methods)}
     _must_be_used([*ranges, *grids], list(spaces.values()))
     with _storage(out / DATABASE) as storage:
         searches = [_Search(space, storage, out) for space in spaces.values()]
         ended = sum(each.ended for each in searches)
-        overall = Overall(console, max(trials * len(searches), ended), jobs, ended)
+        overall = Overall(console, max(trials * len(searches), ended), ended)
         while batch := [trial for each in searches for trial in each.next_batch(trials)]:
             _carry_out(batch, jobs, overall)
         found = tuple(each.found() for each in searches)
@@ -312,7 +313,7 @@ class _Trial:
             self._search.study.tell(self._trial, state=state)
 
 
-def _carry_out(batch: Sequence[_Trial], jobs: int, overall: Overall) -> None:
+def _carry_out(batch: Sequence[_Trial], jobs: JobNumber, overall: Overall) -> None:
     """Do the runs of a batch; all are told of at its end, whatever the order in which they end."""
     trials = {trial.planned.path: trial for trial in batch}
     endings: dict[Path, Ending] = {}

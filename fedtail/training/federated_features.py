@@ -11,15 +11,20 @@ which is a few matrix products for all samples of many classes at once: no doubl
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtail.cores import usable_cores
 from fedtail.training.class_gradients import ClassGradients
 
 # Numbers of one scratch array: about what stays in a core's cache between two operations.
 CHUNK_SIZE = 2**18
+# There are at least so many chunks, if there are as many classes: two cores share them.
+CHUNKS = 2
 # Batches that are gathered at once.
 BATCHES_AT_ONCE = 64
 
@@ -89,24 +94,31 @@ def match_features(
     matching
         The distance.
     steps, lr
-        How many steps, and their rate. A class never looks at another, so that they go in chunks.
+        How many steps, and their rate. A class never looks at another, so that they go in chunks,
+        on as many threads as there are cores, up to two.
     """
     classes, weight, bias = targets
-    size = max(1, CHUNK_SIZE // weight.shape[1:].numel())
-    new, before, after, loss = features.clone(), [], [], 0.0
-    for start in range(0, len(classes), size):
+    size = max(1, min(CHUNK_SIZE // weight.shape[1:].numel(), math.ceil(len(classes) / CHUNKS)))
+    new = features.clone()
+
+    def matched(start: int) -> tuple[Tensor, Tensor, float]:
         rows = slice(start, start + size)
         target = classes[rows], weight[rows], bias[rows] if bias is not None else None
         with torch.no_grad():
             chunk = _Chunk(new[rows], head, target, matching)
-            before.append(chunk.distances()[0])
+            before = chunk.distances()[0]
             for _ in range(steps):
                 chunk.step(lr)
-            plain, total = chunk.distances()
-            after.append(plain)
-            loss += total
+            return before, *chunk.distances()
+
+    # The cut depends on the shapes alone, and so bits do not depend on who does how much of it.
+    at_once = min(CHUNKS, usable_cores()) if features.is_cpu else 1
+    with ThreadPoolExecutor(at_once) as threads:
+        done = list(threads.map(matched, range(0, len(classes), size)))
     nothing = [features.new_zeros(0)]
-    return Matched(new, torch.cat(before or nothing), torch.cat(after or nothing), loss)
+    before = torch.cat([old for old, _, _ in done] or nothing)
+    after = torch.cat([plain for _, plain, _ in done] or nothing)
+    return Matched(new, before, after, sum(loss for _, _, loss in done))
 
 
 def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, islice
 from typing import Literal, Self
 
@@ -16,6 +16,7 @@ from fedtail.config import Config
 from fedtail.errors import FedtailError
 from fedtail.training.samplers import BatchSampler
 from fedtail.training.schedule import Constant, Schedule
+from fedtail.training.sgd import SGD, LocalOptimizer
 
 
 class LocalTraining(Config):
@@ -48,17 +49,11 @@ class LocalTraining(Config):
 
     def make_optimizer(
         self, parameters: Iterable[nn.Parameter], round: int, rounds: int
-    ) -> torch.optim.Optimizer:
+    ) -> LocalOptimizer:
         """Return a new optimiser for one task."""
         rate = self.rate(round, rounds)
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters,
-                lr=rate,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-            )
+            return SGD(parameters, rate, self.momentum, self.nesterov, self.weight_decay)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return kind(parameters, lr=rate, weight_decay=self.weight_decay)
 
@@ -100,8 +95,7 @@ def batch_sizes(samples: int, size: int, pairs: bool) -> list[int]:
     return sizes
 
 
-@contextmanager
-def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
+def normalisable(norms: Sequence[nn.Module], size: int) -> AbstractContextManager[None]:
     """Let BatchNorm use its running statistics for a batch of one sample.
 
     One sample has no variance, so a client with a single sample (or a batch size of 1) would fail
@@ -109,6 +103,14 @@ def normalisable(norms: Sequence[nn.Module], size: int) -> Iterator[None]:
     """
     # Layers that are frozen are in evaluation mode already, and stay there.
     moving = [norm for norm in norms if norm.training] if size == 1 else []
+    return _still(moving) if moving else AS_IT_IS
+
+
+AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+@contextmanager
+def _still(moving: Sequence[nn.Module]) -> Iterator[None]:
     for norm in moving:
         norm.eval()
     try:

@@ -107,3 +107,29 @@ def test_many_clients_cost_one_number_a_sample() -> None:
 def test_no_client_at_all() -> None:
     assert len(images([])) == 0
     assert images([]).class_counts().tolist() == [0, 0, 0]
+
+
+def test_few_inputs_are_normalised_once_with_the_bits_of_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = torch.tensor([1, 0])
+    few = images([[4, 1]]).client(0)
+    monkeypatch.setattr("fedtail.data.federation.FEW", 9)  # there are ten
+    many = images([[4, 1]]).client(0)
+    assert few.ready is not None and many.ready is None
+    assert torch.equal(few.batch(index)[0], many.batch(index)[0])
+
+
+def test_new_constants_normalise_anew() -> None:
+    made, index = images([[4, 1]]), torch.tensor([0])
+    before = made.client(0).batch(index)[0]
+    made.standardise(torch.zeros(2), torch.ones(2))
+    # The fifth image is 255, 0 in bytes.
+    assert made.client(0).batch(index)[0].flatten().tolist() == [1.0, 0.0]
+    told = {"mean": torch.tensor([0.5, 0.0]), "std": torch.tensor([0.5, 2.0])}
+    assert torch.equal(made.client(0, told).batch(index)[0], before)
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(flip=True), Augment(cutout=1)])
+def test_whether_batches_are_augmented(augment: Augment) -> None:
+    assert images([[0]], augment).client(0).is_augmented == augment.on

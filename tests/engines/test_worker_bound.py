@@ -10,7 +10,8 @@ import pytest
 import tiny
 
 from fedtail import run
-from fedtail.engines.workers import allowed_workers, usable_cores
+from fedtail.cores import usable_cores
+from fedtail.engines.workers import allowed_workers
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import odd_methods
 import pytest
 import tiny
 import torch
+from torch import nn
 from torch.multiprocessing import get_context
 
 from fedtail import FedAvg, FedtailError, Method, RunStopped, run
 from fedtail.engines import Dropped, Embedded
-from fedtail.engines.pipes import PIPE_BYTES, receive, send
+from fedtail.engines.pipes import PIPE_BYTES, receive, send, share, shared
 from fedtail.engines.pool import RESTARTS, work_orders
 from fedtail.errors import ClientFailed
 from fedtail.protocol import Payload, Task, grouped
@@ -81,6 +82,28 @@ def test_sums_of_blocks_give_the_records_of_one_process(name: str) -> None:
     assert [{**r, "seconds": 0} for r in pooled.history] == [
         {**r, "seconds": 0} for r in alone.history
     ]
+
+
+def test_sharing_leaves_what_is_shared_where_it_is() -> None:
+    x, model = torch.arange(4), nn.Linear(2, 1)
+    tied = nn.Parameter(torch.arange(3.0), requires_grad=False)
+    view, before = x.numpy(), x.data_ptr()
+    told = share({"x": x, "tied": [tied, tied], "model": model, "n": 1})
+    assert x.data_ptr() == before and view.tolist() == [0, 1, 2, 3]
+    found: Any = shared(told)
+    assert found["x"].is_shared() and torch.equal(found["x"], x)
+    first, second = found["tied"]
+    assert first is second and isinstance(first, nn.Parameter) and not first.requires_grad
+    assert torch.equal(found["model"].weight, model.weight)
+    assert found["model"].weight.requires_grad and found["n"] == 1
+
+
+def test_data_stays_where_it_is_when_workers_share_it() -> None:
+    runtime = prepare(chosen(FedAvg(**QUICK))).runtime()
+    before = runtime.federation.train.y.data_ptr()
+    pool = Embedded(runtime, 1)
+    pool.close()
+    assert runtime.federation.train.y.data_ptr() == before
 
 
 def test_objects_with_tensors_through_a_pipe() -> None:
@@ -161,7 +184,7 @@ def test_a_worker_ends_without_a_word_when_its_run_is_killed() -> None:
     ours, theirs = get_context("spawn").Pipe()
 
     def give_orders() -> None:
-        ours.send(runtime)
+        ours.send(share(runtime))
         assert ours.recv() == ""
         send(ours, ("test", runtime.model.tensors(), runtime.test_ranges()[0]))
         ours.poll(30)

@@ -490,3 +490,24 @@ def test_what_is_tested_is_the_mean_without_prior() -> None:
     each = model.output(x).experts
     assert each is not None
     torch.testing.assert_close(result.network.eval()(x), each.mean(dim=0))
+
+
+@pytest.mark.parametrize(("per_expert", "seen"), [(True, [1]), (False, [0, 1, 2])])
+def test_experts_that_do_not_count_are_not_computed(per_expert: bool, seen: list[int]) -> None:
+    model = norm_experts()
+    ran: list[int] = []
+    for i, expert in enumerate(model.module.get_submodule("experts").children()):
+        expert.register_forward_hook(lambda *_, i=i: ran.append(i))
+    client = tiny.client(VARIED, 1, model)
+    chosen = method(per_expert=per_expert, prior=LocalPrior(), grouping="random")
+    sent = Payload(grouped("model", model.tensors()), {"expert": 1})
+    chosen.train_expert(sent, client)
+    assert sorted(set(ran)) == seen
+
+
+def test_one_expert_alone_says_what_it_says_among_others() -> None:
+    model, x = norm_experts().eval(), torch.tensor([[1.0], [-2.0]])
+    alone, among = model.output_of(1, x), model.output(x)
+    assert among.experts is not None
+    assert torch.equal(alone.logits, among.experts[1])
+    assert torch.equal(alone.features, among.features[:, 4:8])

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedtail import GBME, FedAvg, FedtailError, load, run
 from fedtail.models import SplitModel
-from fedtail.models.lora import merged, rank_of, with_lora
+from fedtail.models.lora import merged_model, rank_of, with_lora
 
 METHOD: FedAvg[Any] = FedAvg(local=tiny.quick())
 
@@ -67,13 +67,13 @@ def test_merging_is_the_sum_by_hand() -> None:
                 tensor.normal_(generator=torch.Generator().manual_seed(1))
     parts = model.whole(model.tensors())
     update = 3 * parts["4.lora_B.default.weight"] @ parts["4.lora_A.default.weight"]  # α / r = 3
-    plain = merged(model)
+    plain = merged_model(model)
     tensors = plain.whole(plain.tensors())
     assert tensors.keys() == network().state_dict().keys()
     torch.testing.assert_close(tensors["4.weight"], parts["4.base_layer.weight"] + update)
     x = torch.randn(3, *tiny.IMAGE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(plain.eval()(x), model.eval()(x))
-    assert merged(plain) is plain
+    assert merged_model(plain) is plain
 
 
 def test_a_run_sends_the_update_and_ships_the_plain_network(tmp_path: Path) -> None:

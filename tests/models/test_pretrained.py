@@ -62,7 +62,7 @@ def test_the_body_is_the_one_that_was_saved_and_the_classifier_is_new(folders: A
     saved = ViTForImageClassification.from_pretrained(folders["vit"].removeprefix("hf:"))
     model = build(folders["vit"], (3, 16, 16), 5)
     assert model.classifier_name == "classifier"
-    assert model.classifier.weight.shape == (5, 8)  # type: ignore[union-attr]
+    assert model.classifier.weight.shape == (5, 8)
     before, after = saved.state_dict(), model.whole(model.tensors())
     assert before.keys() == after.keys()
     same = {name for name in before if torch.equal(before[name], after[name])}
@@ -269,7 +269,7 @@ def test_what_does_not_go_together_is_said(folders: Any) -> None:
         prepare(images(folders["vit"], data=Arrays(**tiny.arrays((2, 8, 8)))))
     reader: Predictor = run(texts(folders["bert"], rounds=1)).model
     with pytest.raises(FedtailError, match=r"inputs are texts, one string each: one text is"):
-        reader.predict("good")  # type: ignore[arg-type]
+        reader.predict("good")
 
 
 def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtail import GBME, Experiment, FedAlign, FedAvg, FedtailError, load, run
 from fedtail.models import ResNet8, SplitModel, build
-from fedtail.models.trained import blocks, with_trained
+from fedtail.models.trained import named_blocks, with_trained
 
 METHOD: FedAvg[Any] = FedAvg(local=tiny.quick())
 
@@ -74,7 +74,7 @@ def training(model: SplitModel) -> set[str]:
 
 
 def test_blocks_are_what_a_network_repeats_and_normalisation_goes_along() -> None:
-    found = blocks(SplitModel(Stacked(), "head"))
+    found = named_blocks(SplitModel(Stacked(), "head"))
     assert [part[0] for part in found] == [
         "body.embed.weight",
         "body.layers.0.inner.0.weight",
@@ -82,7 +82,7 @@ def test_blocks_are_what_a_network_repeats_and_normalisation_goes_along() -> Non
         "head.weight",
     ]
     assert found[2][-2:] == ["body.norm.weight", "body.norm.bias"]
-    resnet = blocks(build(ResNet8(), (3, 32, 32), 10))
+    resnet = named_blocks(build(ResNet8(), (3, 32, 32), 10))
     # Eight layers: the first, three blocks of two, the classifier.
     assert [part[0].rpartition(".")[0].split(".")[0] for part in resnet][-1] == "fc"
     assert len(resnet) == 5

@@ -199,3 +199,16 @@ def test_a_new_head_is_drawn_as_a_linear_layer() -> None:
     assert max(weight.abs().max(), bias.abs().max()) <= 0.25
     assert float(weight.std()) == pytest.approx(0.25 / 3**0.5, rel=0.1)
     assert new_head(2, 3, False, torch.Generator()).bias is None
+
+
+def test_bits_do_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, head = drawn(5, 4, 6), head_of(5, 6)
+    targets = feature_gradients(drawn(5, 4, 6, seed=3), torch.arange(5), head)
+    found = []
+    for cores in (1, 2, 64):
+        counted = "fedtail.training.federated_features.usable_cores"
+        monkeypatch.setattr(counted, lambda cores=cores: cores)
+        found.append(match_features(features, head, targets, CODE, steps=7, lr=0.3))
+    for other in found[1:]:
+        assert torch.equal(found[0].features, other.features) and found[0].loss == other.loss
+        assert torch.equal(found[0].after, other.after)

@@ -53,3 +53,21 @@ def test_one_sample_uses_the_running_statistics() -> None:
     teacher = frozen_copy(model, "train")
     assert torch.equal(taught(teacher, X[:1]), model.eval()(X[:1]))
     assert all(norm.training for norm in teacher.batch_norms())
+
+
+def test_the_next_copy_of_a_model_is_the_same_object_with_its_new_tensors() -> None:
+    model = normed()
+    first = frozen_copy(model, "train")
+    taught(first, X)  # BatchNorm counts its batches
+    with torch.no_grad():
+        model.module.get_parameter("1.weight").add_(1.0)
+    second = frozen_copy(model, "eval")
+    assert second is first and second is not frozen_copy(normed(), "eval")
+    assert all(torch.equal(t, model.tensors()[name]) for name, t in second.tensors().items())
+
+
+def test_a_model_with_a_new_head_has_a_new_teacher() -> None:
+    model = normed()
+    first = frozen_copy(model, "train")
+    model.extra_heads["more"] = nn.Linear(1, 2)
+    assert "more.weight" in frozen_copy(model, "train").names() - first.names()

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from fedtail.data.sources import Digits, Source, Synthetic
+from fedtail.data.sources.digits import read_digits
 from fedtail.rng import numpy_generator
+
+
+def test_digits_are_read_from_the_file_of_scikit_learn_as_it_reads_them() -> None:
+    ours, theirs = read_digits(), read_digits("no/such/file")
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_digits_are_bytes_with_a_fixed_stratified_split() -> None:
