@@ -17,7 +17,7 @@ from fedtail.training.local import LocalTraining
 
 
 @dataclass
-class Linear:
+class LinearGradients:
     """Gradients of z = W h + b: the loss is differentiated at z, and the rest is two products.
 
     Attributes
@@ -82,7 +82,7 @@ class Span:
     h: Tensor
     weight: Tensor
     bias: Tensor | None
-    gradients: Linear
+    gradients: LinearGradients
     local: LocalTraining
     rate: float
 

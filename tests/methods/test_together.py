@@ -124,7 +124,7 @@ def test_a_client_draws_what_it_draws_alone(per_batch: bool, counted: list[int])
 
 
 def test_inputs_that_are_not_kept(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "AT_ONCE", 0)
+    monkeypatch.setattr(members, "KEPT_INPUTS", 0)
     assert both(tiny.experiment(per_round=CLIENTS), counted) < TOLERANCE
 
 
