@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedtail.cores import usable_cores
 from fedtail.training.class_gradients import ClassGradients
 
 # Numbers of one scratch array: about what stays in a core's cache between two operations.
@@ -111,8 +112,6 @@ def match_features(
             return before, *chunk.distances()
 
     # The cut depends on the shapes alone, and so bits do not depend on who does how much of it.
-    from fedtail.engines.workers import usable_cores  # engines know methods, and those this
-
     at_once = min(CHUNKS, usable_cores()) if features.is_cpu else 1
     with ThreadPoolExecutor(at_once) as threads:
         done = list(threads.map(matched, range(0, len(classes), size)))
