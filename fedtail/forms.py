@@ -195,7 +195,7 @@ def defect(payload: Payload, form: Form, announced: int | None) -> str:
     return _bad_scalars(payload.scalars, form, most) or _bad_tensors(payload.tensors, form, most)
 
 
-def side_by_side(
+def as_stacks(
     payloads: Sequence[Payload], form: Form, announced: Sequence[int | None]
 ) -> dict[str, Tensor] | None:
     """Return the tensors of several updates, with a dimension of clients in front.

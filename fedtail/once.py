@@ -32,7 +32,7 @@ from fedtail.rng import contained
 from fedtail.state import digest
 
 Where = Literal["memory", "disk", "anew"]
-TRIED = 8
+PROBED = 8
 """How many samples the head is tried on."""
 DRAWS = 4
 """How often, with random numbers of its own each time: what is rarely dropped is seen once."""
@@ -91,7 +91,7 @@ def heads_on_features(
         raise Unsuited("images are changed at random (augment)")
     if method.changes_inputs():
         raise Unsuited(f"method '{method.name}' changes inputs itself")
-    x = federation.example(TRIED)
+    x = federation.example(PROBED)
     head = head_alone(base, x).to(federation.device)
     try:
         with contained(0):  # first weights are replaced by those of the whole network

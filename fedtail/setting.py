@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -382,6 +382,25 @@ def takes_whole(model: SplitModel, x: Tensor, num_classes: int) -> bool:
     return not fitted(model, batches, num_classes)[1].is_floating_point()
 
 
+def network_for(experiment: Experiment, dataset: Dataset) -> tuple[SplitModel, Tensor]:
+    """Return the network that was asked for, and a batch as it takes inputs; all checked."""
+    batches = trial_batches(dataset)
+    network = made(architecture(experiment, dataset), dataset.input_shape, dataset.num_classes)
+    base, taken = fitted(network, batches, dataset.num_classes)
+    if experiment.head == "cosine":
+        base = with_cosine_heads(base)
+        base.check(taken, dataset.num_classes)
+    return with_trained(base, experiment.train), taken
+
+
+def to_device(models: Iterable[SplitModel], device: torch.device, images: bool) -> None:
+    """Put networks where they run, those that convolve images with channels last."""
+    for model in models:
+        model.to(device)
+        if images:
+            cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
+
+
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
@@ -389,20 +408,11 @@ def prepare(experiment: Experiment) -> Setting:
     split = share_out(experiment, dataset)
     experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)
-    batches = trial_batches(dataset)
     with contained(derive(experiment.seed, "model")):
-        network = made(architecture(experiment, dataset), dataset.input_shape, dataset.num_classes)
-        base, taken = fitted(network, batches, dataset.num_classes)
-        if experiment.head == "cosine":
-            base = with_cosine_heads(base)
-            base.check(taken, dataset.num_classes)
-        base = with_trained(base, experiment.train)
+        base, taken = network_for(experiment, dataset)
         model = experiment.method.build_model(base)
     images = runs_on_images(model, device)
-    for network in (base, model):
-        network.to(device)
-        if images:
-            cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
+    to_device((base, model), device, images)
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     tokens = not taken.is_floating_point()
     federation = Federation(dataset, parts, experiment.augment, device, images, held, tokens)

@@ -14,6 +14,7 @@ from fedtail.cli import audit as _audit
 from fedtail.cli import check as _check
 from fedtail.cli import compare as _compare
 from fedtail.cli import export as _export
+from fedtail.cli import features as _features
 from fedtail.cli import keys as _keys
 from fedtail.cli import predict as _predict
 from fedtail.cli import report as _report
@@ -42,6 +43,7 @@ app.command("runs", epilog=_runs.EXAMPLES)(_runs.runs_command)
 app.command(epilog=_split.EXAMPLES)(_split.split)
 app.command(epilog=_predict.EXAMPLES)(_predict.predict)
 app.command(name="export", epilog=_export.EXAMPLES)(_export.export_command)
+app.command(name="features", epilog=_features.EXAMPLES)(_features.features_command)
 app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)

@@ -28,6 +28,7 @@ fedtail split --data mine.npz --partition natural --png split.png
     "batch_size",
     "lr",
     "workers",
+    "together",
     "threads",
     "device",
     "min_clients",

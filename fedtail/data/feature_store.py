@@ -25,7 +25,7 @@ ENCODED_AT_ONCE = 64
 CACHE = "features-1"
 
 MeanAndStd = tuple[Tensor, Tensor]
-Inputs = Callable[[Tensor], Tensor]
+InputsAt = Callable[[Tensor], Tensor]
 """From positions of samples to inputs as the network takes them."""
 
 
@@ -72,7 +72,7 @@ class FeatureStore:
         return 4 * rows * self.width
 
     def features(
-        self, wanted: Tensor, together: Tensor, inputs: Inputs, constants: MeanAndStd
+        self, wanted: Tensor, together: Tensor, inputs: InputsAt, constants: MeanAndStd
     ) -> Tensor:
         """Return features of samples; those that are missing are computed, and kept.
 
@@ -94,7 +94,7 @@ class FeatureStore:
             self._compute(together, inputs)
         return self._values[rows]
 
-    def _compute(self, together: Tensor, inputs: Inputs) -> None:
+    def _compute(self, together: Tensor, inputs: InputsAt) -> None:
         for part in self._groups(together):
             rows = part if self.key else self._row[part]
             if bool(self._marks[rows].all()):

@@ -11,7 +11,7 @@ import torch
 
 from fedtail.engines.members import WIDE, Members
 from fedtail.engines.runtime import Runtime
-from fedtail.engines.together import FEWEST, in_blocks, why_alone
+from fedtail.engines.together import FEWEST_TOGETHER, in_blocks, why_alone
 from fedtail.methods import FedAvg
 from fedtail.protocol import Payload
 from fedtail.training.linear_block import is_linear
@@ -86,7 +86,7 @@ def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:
     """
     some = [job for job in jobs if in_blocks(runtime, job)]
     same = [job for job in some if job.task.payload is some[0].task.payload][:2]
-    if len(some) < FEWEST or len(same) < 2:
+    if len(some) < FEWEST_TOGETHER or len(same) < 2:
         return
     try:
         alone = [runtime.perform(job.task, dict(job.state), job.clock) for job in same]

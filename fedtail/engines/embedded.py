@@ -15,7 +15,7 @@ from fedtail.engines.block_size import tried
 from fedtail.engines.executor import Arrival, Done, Executor, Intake, Job, Serial
 from fedtail.engines.pool import Pool
 from fedtail.engines.runtime import Clock, Phase, Runtime
-from fedtail.engines.together import arranged, in_blocks
+from fedtail.engines.together import in_block_order, in_blocks
 from fedtail.engines.workers import Workers
 from fedtail.forms import Form
 from fedtail.metrics import Evaluation
@@ -115,7 +115,7 @@ class Embedded:
 
     def arranged(self, jobs: list[Job]) -> list[Job]:
         """Return jobs as they are cut into blocks of clients that train together."""
-        found = arranged(self.runtime, jobs)
+        found = in_block_order(self.runtime, jobs)
         if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
             self._tried = True
             tried(self.runtime, found)

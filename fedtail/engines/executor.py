@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fedtail.engines.runtime import Clock, Runtime, Withheld
-from fedtail.engines.together import Answer, blocks, done_together
+from fedtail.engines.together import BlockAnswer, blocks, done_together
 from fedtail.errors import blame, blaming
-from fedtail.forms import Form, defect, side_by_side
+from fedtail.forms import Form, as_stacks, defect
 from fedtail.metrics import Evaluation
 from fedtail.plugins import first_line_and_place
 from fedtail.protocol import ClientId, Payload, Task, Tensors, Update
@@ -154,7 +154,7 @@ class Intake:
     def _settled(self, form: Form, answers: list[Arrival]) -> list[tuple[ClientId, Done]]:
         payloads = [a.done.payload for a in answers if a.done.payload is not None]
         announced = [a.announced for a in answers]
-        stacks = side_by_side(payloads, form, announced) if len(answers) > 1 else None
+        stacks = as_stacks(payloads, form, announced) if len(answers) > 1 else None
         clients = [a.job.task.client for a in answers]
         if stacks is None:
             done = [add_up(a.job, a.done, form, a.announced, self.total) for a in answers]
@@ -168,7 +168,7 @@ class Intake:
         return list(zip(clients, done, strict=True))
 
 
-def answered(answer: Answer) -> Done:
+def done_in_block(answer: BlockAnswer) -> Done:
     """Return what came of a job that was done together with others."""
     return Done(answer.payload, answer.state, added=answer.added)
 
@@ -191,7 +191,7 @@ class Serial:
         for block in blocks(self.runtime, jobs):
             found = done_together(self.runtime, block, total)
             for job, answer in zip(block, found, strict=True):
-                yield self._one(job) if answer is None else answered(answer)
+                yield self._one(job) if answer is None else done_in_block(answer)
 
     def _one(self, job: Job) -> Done:
         done = attempt(self.runtime, job)

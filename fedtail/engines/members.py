@@ -22,8 +22,8 @@ from fedtail.protocol import Client, Payload, client_stream
 from fedtail.rng import derive
 from fedtail.standardise import without_constants
 from fedtail.training import ClassPrior, GlobalPrior, ProxyPrior
-from fedtail.training.block import Batches, Block, Gradients, Stack, Vmapped, planned
-from fedtail.training.linear_block import Linear, Span, is_linear, is_plain
+from fedtail.training.block import Batches, ClientBlock, Gradients, Stack, Vmapped, planned_batches
+from fedtail.training.linear_block import LinearGradients, Span, is_linear, is_plain
 
 if TYPE_CHECKING:
     from fedtail.engines.executor import Job
@@ -32,8 +32,8 @@ TOLD_OR_COUNTED = (ClassPrior.counts, GlobalPrior.counts, ProxyPrior.counts)
 """Priors that are what the server told, if it did and they listen, and else a client's counts."""
 WIDE = 4
 """Features that are so many times as wide as a client has samples are not multiplied out."""
-AT_ONCE = 1 << 24
-"""Inputs of a block that have fewer numbers than this are normalised once, and kept."""
+KEPT_INPUTS = 1 << 24
+"""BlockInputs of a block that have fewer numbers than this are normalised once, and kept."""
 
 
 class Members:
@@ -154,7 +154,7 @@ class Members:
         aux = self.aux()
         trainable = model.trainable()
         same = aliases(model)
-        block = Block(
+        block = ClientBlock(
             {name: start[name] for name in trainable},
             {n: t for n, t in start.items() if n not in trainable and n not in same},
             method.local,
@@ -165,7 +165,7 @@ class Members:
             block.adjust = lambda g, w, rows: method.adjust(g, w, shared.of_rows(rows))
         norms = model.batch_norms()
         seeds = [self.seed("batches", row) for row in range(len(self.jobs))]
-        plan, steps = planned(method.local, method.sampler, self.labels, seeds, bool(norms))
+        plan, steps = planned_batches(method.local, method.sampler, self.labels, seeds, bool(norms))
         model.train()
         gradients, inputs = self.kernel(shared)
         for some in plan:
@@ -191,15 +191,18 @@ class Members:
         """Train wide linear classifiers, of which only the sum is formed."""
         method = self.method
         gradients, inputs = self.kernel(Stack())
-        if not isinstance(gradients, Linear) or inputs.held is None:
+        if not isinstance(gradients, LinearGradients) or inputs.held is None:
             raise TypeError("not linear")
         h, y = inputs.held
         most = max(self.sizes)
-        wide = h.new_zeros(len(self.jobs), most, h.shape[1])
         first = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         own = torch.arange(len(h)) - first.repeat_interleave(torch.tensor(self.sizes))
         rows = torch.arange(len(self.jobs)).repeat_interleave(torch.tensor(self.sizes))
-        wide[rows, own] = h
+        if most == min(self.sizes):
+            wide = h.view(len(self.jobs), most, -1)
+        else:
+            wide = h.new_zeros(len(self.jobs), most, h.shape[1])
+            wide[rows, own] = h
         start = method.starting(self.payload, {})
         name, bias = (f"{gradients.prefix}{part}" for part in ("weight", "bias"))
         rate = method.local.rate(self.round, self.rounds)
@@ -207,17 +210,17 @@ class Members:
         first_bias = start[bias].to(device) if bias in start else None
         span = Span(wide, start[name].to(device), first_bias, gradients, method.local, rate)
         seeds = [self.seed("batches", row) for row in range(len(self.jobs))]
-        plan, steps = planned(method.local, method.sampler, self.labels, seeds, pairs=False)
+        plan, steps = planned_batches(method.local, method.sampler, self.labels, seeds, pairs=False)
         for some in plan:
             span.step(some.rows, own[some.places], y[some.places])
         tensors = {bias: span.biases.cpu()} if bias in start else {}
         found = self.answers(tensors, steps, [])
         return Spanned(**vars(found), span=span, weight=f"model/{name}")
 
-    def kernel(self, aux: Stack) -> tuple[Gradients, Inputs]:
+    def kernel(self, aux: Stack) -> tuple[Gradients, BlockInputs]:
         """Return how gradients are computed, and from what."""
         method, model = self.method, self.model
-        inputs = Inputs(self)
+        inputs = BlockInputs(self)
         plain = is_plain(method.loss)
         linear = is_linear(model) and not self.overrides("local_loss") and inputs.constant
         told = Stack() if linear and plain else self.context()
@@ -228,7 +231,7 @@ class Members:
             def at(z: Tensor, h: Tensor, y: Tensor, told: Any) -> Tensor:
                 return method.loss(Output(z, h), y, LossContext(**told))
 
-            return Linear(at, prefix, told, plain), inputs
+            return LinearGradients(at, prefix, told, plain), inputs
 
         def loss(x: Tensor, y: Tensor, told: Any, aux: Any) -> Tensor:
             return method.local_loss(model, x, y, LossContext(**told), aux)
@@ -267,7 +270,7 @@ class Members:
         )
 
 
-class Inputs:
+class BlockInputs:
     """Where the batches of a block come from.
 
     Parameters
@@ -285,7 +288,7 @@ class Inputs:
             if images
             else []
         )
-        if len(self.data) * math.prod(shape) <= AT_ONCE:
+        if len(self.data) * math.prod(shape) <= KEPT_INPUTS:
             self.held = self.data.batch(torch.arange(len(self.data)))
 
     @property

@@ -22,7 +22,7 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedtail.engines.executor import Arrival, Done, Intake, Job, State, answered, attempt
+from fedtail.engines.executor import Arrival, Done, Intake, Job, State, attempt, done_in_block
 from fedtail.engines.lazy_imports import import_lazily_used
 from fedtail.engines.pipes import (
     Shared,
@@ -406,7 +406,7 @@ def _do_block(
     found = done_together(runtime, jobs, total) if together else [None] * len(jobs)
     for job, answer in zip(jobs, found, strict=True):
         action, client = job.task.action, job.task.client
-        done = attempt(runtime, job) if answer is None else answered(answer)
+        done = attempt(runtime, job) if answer is None else done_in_block(answer)
         if done.error is not None:
             receipts[client] = Failure.of(done.error, str(job))
             if not drop:

@@ -40,7 +40,7 @@ HOOKS = (
     "reply",
 )
 """What may do anything, and is FedAvg's own in a method whose clients can train together."""
-FEWEST = 3
+FEWEST_TOGETHER = 3
 """Fewer clients are trained one by one."""
 
 
@@ -72,7 +72,7 @@ def in_blocks(runtime: Runtime, job: Job) -> bool:
     return runtime.together > 1 and job.task.action == "train"
 
 
-def arranged(runtime: Runtime, jobs: list[Job]) -> list[Job]:
+def in_block_order(runtime: Runtime, jobs: list[Job]) -> list[Job]:
     """Return the jobs in the order in which they are cut into blocks: the largest clients first."""
     if not any(in_blocks(runtime, job) for job in jobs):
         return jobs
@@ -91,13 +91,15 @@ def blocks(runtime: Runtime, jobs: Sequence[Job]) -> Iterator[list[Job]]:
         yield from (some[a:b] for a, b in pairwise(ends))
 
 
-def done_together(runtime: Runtime, jobs: Sequence[Job], total: Sums | None) -> list[Answer | None]:
+def done_together(
+    runtime: Runtime, jobs: Sequence[Job], total: Sums | None
+) -> list[BlockAnswer | None]:
     """Train the clients of a block together, and add up their answers where there is a sum.
 
     Nothing stands in the place of a client that is to be trained alone: of all, if the block
     raises; of those whose answer is not what was declared. What they raise or send then is theirs.
     """
-    if len(jobs) < FEWEST or not in_blocks(runtime, jobs[0]):
+    if len(jobs) < FEWEST_TOGETHER or not in_blocks(runtime, jobs[0]):
         return [None] * len(jobs)
     form = None if total is None else within_frames(runtime.form(jobs[0].task), total.frames)
     first = jobs[0].task.client
@@ -108,17 +110,17 @@ def done_together(runtime: Runtime, jobs: Sequence[Job], total: Sums | None) -> 
     except Exception:  # as one computation; alone, each of them may raise it or not
         return [None] * len(jobs)
     if total is None or form is None:
-        return [Answer(found.payload(row), state) for row, state in enumerate(found.states)]
+        return [BlockAnswer(found.payload(row), state) for row, state in enumerate(found.states)]
     good = found.sound(form)
     found.add_to(total, good)
     sizes = found.nbytes()
     return [
-        Answer(None, found.states[row], sizes[row]) if good[row] else None
+        BlockAnswer(None, found.states[row], sizes[row]) if good[row] else None
         for row in range(len(jobs))
     ]
 
 
-class Answer(NamedTuple):
+class BlockAnswer(NamedTuple):
     """What came of one client's task: an answer, or how large the one is that was added up."""
 
     payload: Payload | None

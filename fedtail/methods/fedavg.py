@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method, action
+from fedtail.methods.local_run import LocalRun as LocalRun
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
     Client,
@@ -45,7 +46,6 @@ from fedtail.training import (
     Shuffled,
     normalisable,
 )
-from fedtail.training.sgd import LocalOptimizer
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,6 @@ class ModelState:
     model: dict[str, Tensor]
     prior: Tensor | None = None
     memory: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-
-@dataclass
-class LocalRun:
-    """One client's training, as the hooks see it.
-
-    Attributes
-    ----------
-    aux
-        Whatever `prepare` of the method made.
-    steps
-        Batches done so far.
-    index
-        Which of the client's samples are in the batch.
-    """
-
-    client: Client
-    payload: Payload
-    model: SplitModel
-    context: LossContext
-    optimizer: LocalOptimizer
-    aux: Any = None
-    steps: int = 0
-    index: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 M = TypeVar("M", bound=ModelState)

@@ -40,7 +40,7 @@ class Batches(NamedTuple):
     places: Tensor
 
 
-def planned(
+def planned_batches(
     local: LocalTraining,
     sampler: BatchSampler,
     labels: Sequence[Tensor],
@@ -230,7 +230,7 @@ def _holding(
 
 
 @dataclass
-class Block:
+class ClientBlock:
     """The models of some clients as they are trained.
 
     Attributes

@@ -17,7 +17,7 @@ from fedtail.training.local import LocalTraining
 
 
 @dataclass
-class Linear:
+class LinearGradients:
     """Gradients of z = W h + b: the loss is differentiated at z, and the rest is two products.
 
     Attributes
@@ -82,7 +82,7 @@ class Span:
     h: Tensor
     weight: Tensor
     bias: Tensor | None
-    gradients: Linear
+    gradients: LinearGradients
     local: LocalTraining
     rate: float
 
@@ -129,7 +129,9 @@ class Span:
 
     def largest(self) -> Tensor:
         """Return what no number of each client's W is larger than."""
-        added = self.u.abs().amax(dim=2) * self.h.abs().amax(dim=2)
+        # No number of a sample is larger than its norm, which stands among the products.
+        norms = self.products.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
+        added = self.u.abs().amax(dim=2) * norms
         return self.weight.abs().max() + added.sum(dim=1)
 
     def summed(self, weights: Tensor) -> Tensor:

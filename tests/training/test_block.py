@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.training import ClassBalanced, LocalTraining, Shuffled
-from fedtail.training.block import Block, Named, Rows, Stack, planned
+from fedtail.training.block import ClientBlock, Named, Rows, Stack, planned_batches
 
 SIZES = (7, 0, 3, 9, 1, 6)
 LABELS = [torch.arange(n) % 3 for n in SIZES]
@@ -23,7 +23,7 @@ def test_every_client_has_its_own_batches_in_its_own_order(
     fields: dict[str, Any], pairs: bool, sampler: Any
 ) -> None:
     local = LocalTraining(**{"batch_size": 3, **fields})
-    plan, steps = planned(local, sampler, LABELS, range(len(SIZES)), pairs)
+    plan, steps = planned_batches(local, sampler, LABELS, range(len(SIZES)), pairs)
     found: list[list[list[int]]] = [[] for _ in SIZES]
     for rows, places in plan:
         every = list(range(len(SIZES)))
@@ -38,14 +38,16 @@ def test_every_client_has_its_own_batches_in_its_own_order(
 
 
 def test_clients_that_do_the_same_step_do_it_at_once() -> None:
-    plan, _ = planned(LocalTraining(batch_size=3), Shuffled(), LABELS, range(6), False)
+    plan, _ = planned_batches(LocalTraining(batch_size=3), Shuffled(), LABELS, range(6), False)
     # Full batches of 7, 3, 9 and 6 samples: the first of four clients, the second of three, the
     # third of one; then what is left of 7 and of 1, a sample each.
     assert [tuple(places.shape) for _, places in plan] == [(4, 3), (3, 3), (1, 3), (2, 1)]
 
 
 def test_nobody_has_samples() -> None:
-    assert planned(LocalTraining(), Shuffled(), [torch.zeros(0).long()] * 2, [1, 2], False) == (
+    assert planned_batches(
+        LocalTraining(), Shuffled(), [torch.zeros(0).long()] * 2, [1, 2], False
+    ) == (
         [],
         [0, 0],
     )
@@ -63,7 +65,7 @@ FIELDS: list[dict[str, Any]] = [
 def test_steps_are_those_of_sgd(fields: dict[str, Any]) -> None:
     local = LocalTraining(lr=0.1, **fields)
     start = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]])
-    block = Block({"w": start.clone()}, {}, local, 0.1)
+    block = ClientBlock({"w": start.clone()}, {}, local, 0.1)
 
     def square(
         weights: Named, buffers: Named, rows: Rows, x: Tensor, y: Tensor
