@@ -28,12 +28,20 @@ LOCK = "lock"
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if it must be, or refuse in the name of who holds it."""
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Hold a folder, which is made if it must be, or refuse in the name of who holds it.
+
+    Parameters
+    ----------
+    folder
+        What is held.
+    wait
+        Wait for who holds it, instead.
+    """
     made = not folder.exists()
     make_folder(folder)
     path = folder / LOCK
-    file = _take(path)
+    file = _take(path, wait)
     try:
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
@@ -48,13 +56,13 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _take(path: Path) -> int:
+def _take(path: Path, wait: bool) -> int:
     while True:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise FedtailError(f"cannot write '{path}': {error.strerror}") from None
-        refusal = _refusal(path, file)
+        refusal = _refusal(path, file, wait)
         if not refusal and _is_at(path, file):
             return file
         os.close(file)
@@ -62,12 +70,12 @@ def _take(path: Path) -> int:
             raise FedtailError(refusal)
 
 
-def _refusal(path: Path, file: int) -> str:
+def _refusal(path: Path, file: int, wait: bool) -> str:
     """Lock the file, or say who has it."""
     advice = ""
     try:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             return ""
     except BlockingIOError:
         advice = "wait for it, or end it"

@@ -35,6 +35,9 @@ def among(names: list[str], unwanted: tuple[str, ...]) -> list[str]:
     [
         ("import fedtail", (*HEAVY, "rich", "typer")),
         ("import fedtail.cli", HEAVY),
+        # What Flower starts for every message.
+        ("import fedtail.engines.flower.node", ("torch", "pydantic", "sklearn", "scipy")),
+        ("from fedtail.engines.flower import client_app", ("torch", "pydantic", "sklearn")),
         ("from fedtail import *", (*UNUSED, "typer")),
     ],
 )

@@ -319,9 +319,12 @@ def torchvision_shim() -> Iterator[None]:
                 raise AttributeError(name)
             return type(name, (), {})
 
-    names = ("torchvision", "torchvision.transforms", "torchvision.datasets")
-    missing = [name for name in names if name not in sys.modules]
-    sys.modules.update({name: Shim(name) for name in missing})
+    top = Shim("torchvision")
+    parts = {name: Shim(f"torchvision.{name}") for name in ("transforms", "datasets")}
+    vars(top).update(parts)
+    shims = {module.__name__: module for module in (top, *parts.values())}
+    missing = shims.keys() - sys.modules.keys()
+    sys.modules.update({name: shims[name] for name in missing})
     try:
         yield
     finally:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 from fedtail.errors import missing_extra
 
 if TYPE_CHECKING:
+    from fedtail.engines.flower.client import client_app
     from fedtail.engines.flower.launcher import Launch
     from fedtail.engines.flower.serving import serve
     from fedtail.engines.flower.strategy import as_strategy
-    from fedtail.engines.flower.user_client import client_app, handle
+    from fedtail.engines.flower.user_client import handle
 
 __all__ = ["Launch", "as_strategy", "client_app", "handle", "serve"]
 
 _WHERE = {
     "Launch": "launcher",
     "as_strategy": "strategy",
-    "client_app": "user_client",
+    "client_app": "client",
     "handle": "user_client",
     "serve": "serving",
 }

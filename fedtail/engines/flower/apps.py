@@ -1,4 +1,4 @@
-"""The server app and the client app behind ``fedtail run --engine flower`` and ``--engine ray``.
+"""Both halves behind ``fedtail run --engine flower`` and ``--engine ray``.
 
 Both are told by the run's configuration where the description of the experiment is, and make
 everything else from it, as an embedded run does. All processes are on one machine (or one Ray
@@ -12,17 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.callbacks import Callback, own_callbacks
 from fedtail.engines.flower.engine import Flower
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
+from fedtail.engines.flower.records import Content
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.status import ForwardWarnings, StatusFiles
 from fedtail.engines.flower.store import Files
-from fedtail.engines.flower.worker import answer_message
+from fedtail.engines.flower.worker import answer_content
 from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
@@ -32,7 +32,6 @@ from fedtail.plugins import load_plugins
 from fedtail.setting import Setting, prepare
 
 server_app = ServerApp()
-node_app = ClientApp()
 
 
 @server_app.main()
@@ -68,20 +67,18 @@ def run_loop(grid: Grid, folder: RunFolder, status: StatusFiles, config: Any) ->
         )
 
 
-@node_app.query("hello")
-@node_app.train()
-def answer(message: Message, context: Context) -> Message:
-    """Do the tasks of one message."""
+def answer_described(content: Content, context: Context) -> Content:
+    """Do the tasks of one message; `node` has it done in a process that stays."""
     folder = RunFolder(Path(str(context.run_config["out"])))
-    return answer_message(
-        message,
+    return answer_content(
+        content,
         context,
         lambda notes: described_setting(str(folder.experiment)).runtime(),
         Files(folder.path / "clients"),
     )
 
 
-@cache  # a simulated client lives as long as its process, and so does its data
+@cache  # whoever serves a node lives as long as its run, and so does the data
 def described_setting(path: str) -> Setting:
     """Return the real things behind the description in a file."""
     plain = load_experiment(Path(path))

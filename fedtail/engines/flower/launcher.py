@@ -10,7 +10,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +40,11 @@ from fedtail.settled import restore_inputs
 from fedtail.signals import ended_by_signals
 
 FOLLOW_EVERY = 0.3
+COMPONENTS = {
+    "serverapp": "fedtail.engines.flower.apps:server_app",
+    "clientapp": "fedtail.engines.flower.node:node_app",
+}
+"""Where Flower finds the two halves of a run."""
 START = 300.0
 """Seconds that the server app may take to begin."""
 
@@ -212,16 +217,18 @@ def check_described(experiment: Experiment) -> None:
         )
 
 
-def write_app(folder: Path, config: dict[str, Any]) -> Path:
-    """Write a Flower app that holds nothing but the names of ours."""
+def write_app(
+    folder: Path, config: dict[str, Any], components: Mapping[str, str] = COMPONENTS
+) -> Path:
+    """Write a Flower app that holds nothing but names, of ours if no others are given."""
     folder.mkdir()
-    parts = {
-        "serverapp": "fedtail.engines.flower.apps:server_app",
-        "clientapp": "fedtail.engines.flower.apps:node_app",
-    }
     project = {
         "project": {"name": "fedtail-run", "version": "1.0.0", "dependencies": []},
-        "tool": {"flwr": {"app": {"publisher": "fedtail", "components": parts, "config": config}}},
+        "tool": {
+            "flwr": {
+                "app": {"publisher": "fedtail", "components": dict(components), "config": config}
+            }
+        },
     }
     (folder / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf-8")
     return folder

@@ -21,6 +21,8 @@ import psutil
 
 GRACE = 8.0
 """Seconds that a process has to end by itself."""
+RESIDENTS = "FEDTAIL_RESIDENTS"
+"""The variable that names the folder with what nodes' resident processes need, each in its own."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def keep_watch(folder: Path) -> None:
     _signal(roots, signal.SIGTERM)
     _wait(family, time.monotonic() + GRACE)
     _signal(_alive(family), signal.SIGKILL)
+    stop((), residents(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -138,12 +141,37 @@ def descendants(*pids: int) -> set[psutil.Process]:
     return set(_alive(found))
 
 
+def residents(home: Path) -> set[psutil.Process]:
+    """Return the resident processes of a federation's nodes, which are no one's children.
+
+    They end with their nodes, a moment later.
+    """
+    found = set()
+    for file in residents_folder(home).glob("*/pid"):
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            one = psutil.Process(int(file.read_text()))
+            if str(file.parent) in one.cmdline():  # the number may be another's by now
+                found.add(one)
+    return found
+
+
+def residents_folder(home: Path) -> Path:
+    """Return the folder of all residents of a federation on this machine."""
+    return home / "residents"
+
+
 def alive(pid: int) -> bool:
     """Whether there is a process of this number that has not ended."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def running(one: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    # Asked of both: a number may be used again, and what has ended may wait for its parent.
+    return bool(one.is_running() and alive(one.pid))
 
 
 def free_ports(count: int) -> list[int]:
@@ -156,8 +184,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    # Asked of both: a number may be used again, and what has ended may wait for its parent.
-    return [one for one in processes if one.is_running() and alive(one.pid)]
+    return [one for one in processes if running(one)]
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

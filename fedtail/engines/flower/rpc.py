@@ -16,7 +16,9 @@ from fedtail.protocol import Payload
 
 NodeId = int
 POLL = 0.2
-"""Seconds between two looks; Flower's own `send_and_receive` looks every three."""
+"""Seconds between two looks at most; Flower's own `send_and_receive` looks every three."""
+POLL_SHARE = 0.05
+"""What waiting for the next look may add to the time that an answer takes."""
 EXTRA_SECONDS = 60.0
 """Seconds that a message stays valid beyond the time that its answer is waited for."""
 
@@ -70,7 +72,8 @@ def ask(
     group
         What Flower's own log calls these messages.
     """
-    until = time.monotonic() + seconds
+    began = time.monotonic()
+    until = began + seconds
     nodes = list(contents)
     messages = [
         Message(contents[node], node, kind, ttl=seconds + EXTRA_SECONDS, group_id=group)
@@ -91,7 +94,8 @@ def ask(
                 answers[node] = read(reply)
         if late:
             break
-        time.sleep(POLL if waiting else 0)
+        if waiting:
+            time.sleep(min(POLL, max(0.01, POLL_SHARE * (time.monotonic() - began))))
     for node in waiting.values():
         answers[node] = failed(f"no answer within {seconds:.0f} s")
     return {node: answers[node] for node in nodes}

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from fedtail.engines.flower.processes import (
+    RESIDENTS,
     Started,
     Watchdog,
     descendants,
     free_ports,
+    residents,
+    residents_folder,
     start,
     stop,
 )
@@ -69,6 +72,7 @@ class FlowerProcesses:
         """What Flower has to be told: no calls home, one thread, little waiting."""
         return {
             "FLWR_HOME": str(self.home),
+            RESIDENTS: str(residents_folder(self.home)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -81,6 +85,7 @@ class FlowerProcesses:
     def close(self) -> None:
         """End everything that was started."""
         stop(self.started, self.seen)
+        stop((), residents(self.home))
         if self.watchdog is not None:
             self.watchdog.dismiss()
 

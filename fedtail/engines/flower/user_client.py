@@ -6,13 +6,13 @@ A message can start nothing but the marked actions of a registered method.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedtail.data.augment import Augment
@@ -20,8 +20,10 @@ from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.data.formats.pairs import size_of, stacked
 from fedtail.data.held_out import held_out
+from fedtail.engines.flower.records import Content
+from fedtail.engines.flower.relay import object_named
 from fedtail.engines.flower.scrubbing import PublicError
-from fedtail.engines.flower.worker import Notes, answer_message, introduction
+from fedtail.engines.flower.worker import Notes, answer_content, answer_message, introduction
 from fedtail.engines.runtime import Runtime
 from fedtail.errors import FedtailError
 from fedtail.methods import Method
@@ -31,41 +33,6 @@ from fedtail.rng import contained, derive
 from fedtail.setting import choose_device, runs_on_images, takes_whole
 
 ModelMaker = nn.Module | Callable[[], nn.Module]
-
-
-def client_app(
-    model: ModelMaker,
-    data: Callable[[Context], Any],
-    augment: Augment | None = None,
-    device: str = "auto",
-) -> ClientApp:
-    """Return a whole client app.
-
-    Parameters
-    ----------
-    model
-        The network, or what makes it; the server has the same.
-    data
-        Given Flower's context (its ``node_config`` says which partition, or which folder, is this
-        node's), returns the local training data in any form that `handle` takes.
-    augment
-        Random changes of training images.
-    device
-        Where to train.
-    """
-    app = ClientApp()
-
-    def answer(message: Message, context: Context) -> Message:
-        return answer_message(
-            message,
-            context,
-            lambda n: runtime(n, context, model, data(context), augment, device),
-            samples=lambda: size_of(data(context)),
-        )
-
-    app.train()(answer)
-    app.query("hello")(answer)
-    return app
 
 
 def handle(
@@ -87,8 +54,10 @@ def handle(
     dataset
         A pair of tensors or arrays (inputs, labels); a `Dataset` of pairs, or of dictionaries with
         one input and one label; or a `DataLoader` of such a dataset.
-    augment, device
-        As in `client_app`.
+    augment
+        Random changes of training images.
+    device
+        Where to train.
     """
     return answer_message(
         message,
@@ -96,6 +65,44 @@ def handle(
         lambda n: runtime(n, context, model, dataset, augment, device),
         samples=lambda: size_of(dataset),
     )
+
+
+def answer_named(
+    content: Content, context: Context, model: str, data: str, augment: str | None, device: str
+) -> Content:
+    """Return the answer of a client app whose parts are named.
+
+    Data and model are kept from one message to the next; one node's, because a process of Flower's
+    simulation serves many.
+    """
+    node = (context.run_id, context.node_id, data)
+
+    def local() -> Any:
+        return kept("data", node, lambda: object_named(data)(context))
+
+    def place(notes: Notes) -> Runtime:
+        told = {name: held for name, held in notes.items() if name not in ("jobs", "frames")}
+        given = (model, augment, device, json.dumps(told, sort_keys=True))
+        changes = None if augment is None else object_named(augment)
+        made: Runtime = kept(
+            "place",
+            (node, given),
+            lambda: runtime(notes, context, object_named(model), local(), changes, device),
+        )
+        return made
+
+    return answer_content(content, context, place, samples=lambda: size_of(local()))
+
+
+_KEPT: dict[str, tuple[Any, Any]] = {}
+
+
+def kept(kind: str, name: Any, make: Callable[[], Any]) -> Any:
+    """Return what was last made of a kind, if it has this name; else make it."""
+    if kind not in _KEPT or _KEPT[kind][0] != name:
+        _KEPT.pop(kind, None)
+        _KEPT[kind] = name, make()
+    return _KEPT[kind][1]
 
 
 def runtime(

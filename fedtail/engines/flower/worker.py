@@ -1,12 +1,7 @@
-"""The client half of the engine: a message comes in, its tasks are done, the answer goes out.
-
-Nothing that goes wrong here ends the process or leaves it as text: a failed task is an answer, too.
-"""
+"""The client half of the engine: a message comes in, its tasks are done, the answer goes out."""
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,8 +10,9 @@ from typing import Any
 import torch
 from flwr.app import Context, Message
 
-from fedtail.engines.flower.bridge import from_records, to_records
-from fedtail.engines.flower.scrubbing import PublicError, scrubbed
+from fedtail.engines.flower.bridge import from_content, to_content
+from fedtail.engines.flower.records import Content, sealed, unsealed
+from fedtail.engines.flower.scrubbing import PublicError, complain, reply, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
 from fedtail.engines.runtime import Clock, Runtime, numerics
 from fedtail.forms import Form, defect
@@ -27,7 +23,6 @@ from fedtail.totals import Sums
 from fedtail.version import __version__
 
 Notes = dict[str, Any]
-logger = logging.getLogger(__name__)
 
 
 def answer_message(
@@ -37,11 +32,27 @@ def answer_message(
     store: Store | None = None,
     samples: Callable[[], int] | None = None,
 ) -> Message:
-    """Answer one message of the server.
+    """Answer one message of the server; the parameters are those of `answer_content`."""
+    answer = reply(
+        lambda: answer_content(unsealed(message.content), context, runtime, store, samples)
+    )
+    return Message(sealed(answer), reply_to=message)
+
+
+def answer_content(
+    content: Content,
+    context: Context,
+    runtime: Callable[[Notes], Runtime],
+    store: Store | None = None,
+    samples: Callable[[], int] | None = None,
+) -> Content:
+    """Return the answer to the content of one message.
 
     Parameters
     ----------
-    message, context
+    content
+        What the server sent.
+    context
         What Flower gives a function of a client app.
     runtime
         Makes the place where tasks are done, from the notes of the message.
@@ -50,23 +61,17 @@ def answer_message(
     samples
         Counts the local samples, where the server does not know how many there are.
     """
-    try:
-        payloads, notes = from_records(message.content)
-        if notes["kind"] == "hello":
-            told = {} if samples is None else {"samples": samples()}
-            content = to_records([], {**introduction(context), **told})
-        else:
-            # A run that cannot be resumed has no name of its own, and takes Flower's number.
-            name = str(notes["run"] or context.run_id)
-            kept = open_store(context, name) if store is None else store
-            tasks = MessageTasks(runtime(notes), kept, payloads)
-            with numerics(notes["threads"]):
-                frames = Frames.read(notes["frames"]) if "frames" in notes else None
-                content = to_records(*tasks.work(notes["jobs"], frames))
-    except Exception as error:  # whatever it is, the server hears of it and goes on
-        complain(error)
-        content = to_records([], {"kind": "failed", "reason": scrubbed(error)})
-    return Message(content, reply_to=message)
+    payloads, notes = from_content(content)
+    if notes["kind"] == "hello":
+        told = {} if samples is None else {"samples": samples()}
+        return to_content([], {**introduction(context), **told})
+    # A run that cannot be resumed has no name of its own, and takes Flower's number.
+    name = str(notes["run"] or context.run_id)
+    kept = open_store(context, name) if store is None else store
+    tasks = MessageTasks(runtime(notes), kept, payloads)
+    with numerics(notes["threads"]):
+        frames = Frames.read(notes["frames"]) if "frames" in notes else None
+        return to_content(*tasks.work(notes["jobs"], frames))
 
 
 def introduction(context: Context) -> Notes:
@@ -81,12 +86,6 @@ def introduction(context: Context) -> Notes:
         "partition": partition,
         "versions": {"fedtail": __version__, "torch": torch.__version__},
     }
-
-
-def complain(error: Exception) -> None:
-    """Put the whole error into this client's own log, which Flower makes of standard error."""
-    logger.error("a task failed", exc_info=error)
-    sys.stderr.flush()
 
 
 @dataclass

@@ -57,6 +57,7 @@ class Unruly(FedAvg):
         return Payload({n: spoil(t) for n, t in payload.tensors.items()}, payload.scalars)
 '''
 
+RESIDENT = "fedtail.engines.flower.resident"
 MARK = "FEDTAIL_TEST_RUN"
 """A variable that everything a run starts inherits: it finds what lost its parent, too."""
 
@@ -120,6 +121,12 @@ class Run:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found[one.pid] = " ".join(one.cmdline())
         return found
+
+    def residents(self, node: int = 0) -> list[int]:
+        """Return the processes that stay beside the nodes, or beside one of them."""
+        found = {pid: line for pid, line in marked(self.mark).items() if RESIDENT in line}
+        beside = {one.pid for one in descendants(node)} if node else set()
+        return [p for p, line in found.items() if not node or int(line.split()[-2]) in beside]
 
     def find(self, *words: str) -> list[int]:
         return [pid for pid, line in self.family().items() if all(word in line for word in words)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtail import FedtailError, Payload
-from fedtail.engines.flower.bridge import from_records, read_notes, to_records, wire_bytes
+from fedtail.engines.flower.bridge import from_records, to_records, wire_bytes
 from fedtail.protocol import Scalar
 from fedtail.state import digest
 
@@ -99,9 +99,9 @@ def test_a_sparse_tensor_is_refused_by_name() -> None:
 
 def test_a_foreign_or_damaged_message_is_refused() -> None:
     with pytest.raises(FedtailError, match="not from fedtail"):
-        read_notes(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
+        from_records(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
     with pytest.raises(FedtailError, match="not from fedtail"):
-        read_notes(RecordDict({"fedtail": ConfigRecord({"json": "[1"})}))
+        from_records(RecordDict({"fedtail": ConfigRecord({"json": "[1"})}))
     records = to_records([Payload({"m/x": torch.zeros(2)})], {})
     del records["0/m"]
     with pytest.raises(FedtailError, match="damaged"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real import PLUGIN, QUICK, Run, kill, running
+from real import PLUGIN, QUICK, Run, kill, marked, running
 
 from fedtail.engines.flower.processes import Started, alive, descendants, start, stop
 
@@ -93,7 +93,9 @@ def test_a_node_dies_in_mid_round_and_comes_back(tls: list[str], tmp_path: Path)
         run.until((tmp_path / "orders" / "seen-1-1").exists, 300)
         (node,) = run.find("flower-supernode", "partition-id=1")
         command, env = started_as(node)
+        (resident,) = run.residents(node)
         kill([node])
+        run.until(lambda: not alive(resident), 30)
         assert supervised(run, command, env, 900) == 0, run.output
     lost = dropped(run)
     assert lost[1] == {1: "its node went offline"}
@@ -117,6 +119,20 @@ def test_a_killed_server_goes_on_to_the_same_model(tmp_path: Path) -> None:
     assert again.digest() == embedded.digest()
 
 
+def test_a_killed_resident_is_started_again_and_nobody_is_left_out(tmp_path: Path) -> None:
+    words = ["run", "--method", "scaffold", *QUICK, "--rounds", "3"]
+    here, out = tmp_path / "here", tmp_path / "run"
+    with running(here, *words, "--out", str(here)) as embedded:
+        assert embedded.end(200) == 0, embedded.output
+    with running(out, *words, *ON_FLOWER, "--out", str(out)) as run:
+        run.until(run.records, 600)
+        assert len(run.residents()) == 3
+        kill(run.residents()[:1])
+        assert run.end(400) == 0, run.output
+    assert dropped(run) == {1: {}, 2: {}, 3: {}}
+    assert run.digest() == embedded.digest()
+
+
 def test_a_killed_superlink_is_said_with_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
@@ -137,8 +153,8 @@ def test_whoever_ends_the_run_ends_everything_that_was_started(
     out = tmp_path / "run"
     words = ["run", *QUICK, "--rounds", "9", *ON_FLOWER, "--out", str(out)]
     with running(out, *words) as run:
-        run.until(lambda: run.find("flwr-serverapp"), 300)
-        family = run.family()
+        run.until(lambda: len(run.residents()) == 3, 300)
+        family = {**run.family(), **marked(run.mark)}
         assert len([line for line in family.values() if "flower-supernode" in line]) >= 3
         run.process.send_signal(number)
         assert run.end(60) == code

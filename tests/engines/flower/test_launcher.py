@@ -120,7 +120,7 @@ def test_what_a_killed_process_started_is_ended(tmp_path: Path) -> None:
     while any(alive(one.pid) for one in made) and time.monotonic() < until:
         time.sleep(0.05)
     assert [one for one in made if alive(one.pid)] == []
-    assert watchdog in {pid for pid, _ in made}
+    assert watchdog in {one.pid for one in made}
     assert not (tmp_path / "home").exists()
 
 
