@@ -75,6 +75,7 @@ class Trial:
                 model="resnet8",
                 partition=IID(),
                 clients=CLIENTS,
+                together=0,
                 method=Method.model_validate({"name": name, "local": local, **fields}),
             )
         )
