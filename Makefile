@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
-demo: $(STAMP)  ## compare methods on the embedded digits, under three minutes
+demo: $(STAMP)  ## compare methods on the embedded digits, about a minute
 	$(BIN)/fedtail compare benchmarks/demo.toml --out runs/demo \
 	  --method fedavg --method fedlc --method balancefl \
 	  --method creff --method redgrape --method gbme
