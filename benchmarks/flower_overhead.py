@@ -49,7 +49,7 @@ def main() -> None:
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the echo's own processes
     words = ["--method", chosen.method, "--imbalance", "20", "--clients", str(NODES)]
-    words += ["--epochs", "1", "--rounds", str(chosen.rounds)]
+    words += ["--epochs", "1", "--together", "0", "--rounds", str(chosen.rounds)]
     rows = {}
     with tempfile.TemporaryDirectory(prefix="fedtail-") as place:
         folder = Path(place)

@@ -52,12 +52,16 @@ class Passes:
     with_gradients: int = 0
     without: int = 0
 
-    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """Count one batch, as a hook before the first layer."""
-        if torch.is_grad_enabled():
-            self.with_gradients += len(args[0])
-        else:
-            self.without += len(args[0])
+    def watch(self, layer: nn.Module) -> None:
+        """Count every batch that comes to a layer, or to a copy of it."""
+
+        def count(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if torch.is_grad_enabled():
+                self.with_gradients += len(args[0])
+            else:
+                self.without += len(args[0])
+
+        layer.register_forward_pre_hook(count)  # a function, which a copied layer shares
 
 
 class Trial:
@@ -71,13 +75,14 @@ class Trial:
                 model="resnet8",
                 partition=IID(),
                 clients=CLIENTS,
+                together=0,
                 method=Method.model_validate({"name": name, "local": local, **fields}),
             )
         )
         self.engine = Embedded(self.setting.runtime())
         self.passes = Passes()
         first = next(m for m in self.setting.model.modules() if isinstance(m, nn.Conv2d))
-        first.register_forward_pre_hook(self.passes)
+        self.passes.watch(first)
         self.number, method = 0, self.setting.method
         server = self.setting.server(0)
         state = method.init(self.setting.model, server)

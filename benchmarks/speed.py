@@ -83,6 +83,7 @@ def setting_of(case: Case, threads: int) -> Setting:
             partition=IID(),
             clients=case.clients,
             threads=threads,
+            together=0,
             method=FedAvg(local=case.local),
         )
     )

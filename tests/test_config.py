@@ -40,6 +40,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("data source", "npz"): {"path": "mine.npz"},
     ("data source", "folder"): {"path": "images"},
     ("data source", "hf"): {"path": "someone/something"},
+    ("model", "hf"): {"path": "someone/something"},
 }
 
 # Made in Python only: a description holds shapes, and says so.

@@ -72,11 +72,10 @@ def _by_rule(runtime: Runtime) -> int:
         return 0
     local = method.local
     drawn = local.steps * local.batch_size if local.steps else math.ceil(local.epochs * samples)
-    # Of a wide classifier there are the features of a client's samples, and not its weights.
-    weights = runtime.model.feature_dim * samples if wide else weights
-    room = BLOCK_BYTES // (4 * weights)
     work = BLOCK_WORK // max(1, weights * drawn)
-    return min(MOST, max(LEAST, min(room, work)))
+    if wide:  # there are the features of a client's samples, and not its weights
+        weights, work = runtime.model.feature_dim * samples, MOST
+    return min(MOST, max(LEAST, min(BLOCK_BYTES // (4 * weights), work)))
 
 
 def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:

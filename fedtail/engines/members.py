@@ -190,32 +190,51 @@ class Members:
     def spanned(self) -> Trained:
         """Train wide linear classifiers, of which only the sum is formed."""
         method = self.method
+        start = method.starting(self.payload, {})
+        self.model.load(start)
+        self.model.train()
         gradients, inputs = self.kernel(Stack())
         if not isinstance(gradients, LinearGradients) or inputs.held is None:
             raise TypeError("not linear")
-        h, y = inputs.held
-        most = max(self.sizes)
+        (h, y), logits = inputs.held, inputs.logits
         first = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         own = torch.arange(len(h)) - first.repeat_interleave(torch.tensor(self.sizes))
-        rows = torch.arange(len(self.jobs)).repeat_interleave(torch.tensor(self.sizes))
-        if most == min(self.sizes):
-            wide = h.view(len(self.jobs), most, -1)
-        else:
-            wide = h.new_zeros(len(self.jobs), most, h.shape[1])
-            wide[rows, own] = h
-        start = method.starting(self.payload, {})
         name, bias = (f"{gradients.prefix}{part}" for part in ("weight", "bias"))
-        rate = method.local.rate(self.round, self.rounds)
         device = self.runtime.device
         first_bias = start[bias].to(device) if bias in start else None
-        span = Span(wide, start[name].to(device), first_bias, gradients, method.local, rate)
+        span = Span(
+            self.padded(h, own),
+            self.padded(logits, own),
+            start[name].to(device),
+            first_bias,
+            gradients,
+            method.local,
+            method.local.rate(self.round, self.rounds),
+        )
         seeds = [self.seed("batches", row) for row in range(len(self.jobs))]
         plan, steps = planned_batches(method.local, method.sampler, self.labels, seeds, pairs=False)
         for some in plan:
             span.step(some.rows, own[some.places], y[some.places])
-        tensors = {bias: span.biases.cpu()} if bias in start else {}
+        tensors = {} if first_bias is None else {bias: (first_bias + span.moved).cpu()}
         found = self.answers(tensors, steps, [])
         return Spanned(**vars(found), span=span, weight=f"model/{name}")
+
+    def padded(self, rows: Tensor, own: Tensor) -> Tensor:
+        """Return rows of all samples client by client, with zeros where one has fewer samples.
+
+        Parameters
+        ----------
+        rows
+            One row a sample.
+        own
+            The place of each sample among those of its client.
+        """
+        clients, most = len(self.sizes), max(self.sizes)
+        if most == min(self.sizes):
+            return rows.view(clients, most, -1)
+        wide = rows.new_zeros(clients, most, rows.shape[1])
+        wide[torch.arange(clients).repeat_interleave(torch.tensor(self.sizes)), own] = rows
+        return wide
 
     def kernel(self, aux: Stack) -> tuple[Gradients, BlockInputs]:
         """Return how gradients are computed, and from what."""
@@ -281,6 +300,7 @@ class BlockInputs:
 
     def __init__(self, of: Members) -> None:
         self.data, self.held = of.data, None
+        self.logits = torch.empty(0)
         shape = of.federation.dataset.input_shape
         images = len(shape) == 3 and self.data.augment.on
         self.streams = (
@@ -297,10 +317,11 @@ class BlockInputs:
         return not self.streams and self.held is not None
 
     def as_features(self, model: SplitModel) -> None:
-        """Put features in the place of inputs, where they do not change."""
+        """Put features in the place of inputs, where they do not change; keep what came of them."""
         if self.held is not None:
             with torch.no_grad():
-                self.held = model.features(self.held[0]), self.held[1]
+                self.logits, features, _ = model.output(self.held[0])
+            self.held = features, self.held[1]
 
     def batch(self, some: Batches) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of one batch each, (clients, size, ...)."""

@@ -77,7 +77,8 @@ class _SharedPickler(ForkingPickler):
             return None
         if id(item) not in self.places:
             self.places[id(item)] = len(self.tensors)
-            self.tensors.append(item.detach().clone().share_memory_())
+            known = item.detach()
+            self.tensors.append(known if item.is_shared() else known.clone().share_memory_())
         return self.places[id(item)], kind is Parameter, item.requires_grad
 
 
@@ -99,6 +100,8 @@ class _SharedUnpickler(pickle.Unpickler):
 
 def share(thing: Any) -> Shared:
     """Return an object as it goes through a pipe, with a copy of its tensors in shared memory.
+
+    What is there already is not copied: both sides see what is written to it later.
 
     The pipe itself would move the tensors there: whoever else looks at their memory, such as a
     NumPy array made of one, would then look at nothing.

@@ -175,6 +175,9 @@ class Pool:
         new = [Worker(hand) for hand in hire(count, self._main)]
         self._workers += new
         try:
+            constants: Any  # torch's stub has no type for `share_memory_`
+            for constants in (self.runtime.federation.mean, self.runtime.federation.std):
+                constants.share_memory_()  # `standardise` writes them when clients have told
             self._sent = self._sent or share(self.runtime)
             for worker in new:
                 worker.hand.ready()

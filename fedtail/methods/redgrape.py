@@ -27,13 +27,10 @@ from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule
 from fedtail.training.balanced import NormStatistics, balanced_set, constant_features
-from fedtail.training.class_gradients import (
-    class_gradients,
-    grad_rows,
-    linear_head,
-)
+from fedtail.training.class_gradients import class_gradients, grad_rows, linear_head
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import (
+    Rebalancing,
     Wire,
     as_table,
     for_wire,
@@ -66,38 +63,6 @@ class RedGrapeState(ModelState):
 
     prototypes: dict[str, Tensor] = field(default_factory=dict)
     retraining: bool = False
-
-
-@dataclass
-class Rebalancing:
-    """One client's share of a round.
-
-    Attributes
-    ----------
-    gradients
-        g_c^k of its classes at the round's starting point, as they are sent.
-    x, y
-        The balanced set; y is empty if no class has T samples.
-    held
-        |L_bal|, the number of classes in it.
-    missing
-        Σ G_c over the classes outside it.
-    strength
-        λ of this round; 0 if there is nothing to balance with.
-    steps
-        What is still to be subtracted from parameters of W, up to the rate.
-    seen
-        ‖g_local‖, ‖g_bal‖ and the cosine between them, for the weight, step by step.
-    """
-
-    gradients: Tensors
-    x: Tensor
-    y: Tensor
-    held: int
-    missing: dict[str, Tensor]
-    strength: float
-    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    seen: list[Tensor] = field(default_factory=list)
 
 
 @Method.register("redgrape")

@@ -56,6 +56,12 @@ def part_of(form: Form) -> Part:
     return next((int(form.scalars[name].low) for name in sorted(names)), None)
 
 
+def part_of_task(task: Payload, form: Form) -> Part:
+    """Return the part that the answer to a task belongs to, if the method has parts."""
+    names = {how.within for how in form.how.values() if isinstance(how, Mean)} - {""}
+    return next((task.scalars.get(name) for name in names), None)
+
+
 class Slot(NamedTuple):
     """A stretch of the vector: a weight, a scalar, an indicator of classes, or a tensor."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.engines.runtime import Clock, Phase
 from fedtail.errors import FedtailError
-from fedtail.forms import ByClass, Form, Mean, Total, not_finite
+from fedtail.forms import ByClass, Form, Total, not_finite
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.ckks import Adder, Damaged
 from fedtail.privacy.client_side import (
@@ -30,7 +30,7 @@ from fedtail.privacy.client_side import (
     WHOLE,
 )
 from fedtail.privacy.clipping import CLIP, WITHIN, private_form, restored
-from fedtail.privacy.layout import Opened, length, why_no_sum
+from fedtail.privacy.layout import Opened, length, part_of_task, why_no_sum
 from fedtail.privacy.noise import RandomBytes, hidden, seeded_bytes
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Update
 from fedtail.reduce import Reduced, union
@@ -125,7 +125,7 @@ class ServerProtection:
         of all classes.
         """
         budget = cast(Budget, self.budget)
-        asked: Counter[Part] = Counter(part_of_task(task, form) for task in tasks)
+        asked: Counter[Part] = Counter(part_of_task(task.payload, form) for task in tasks)
         everyone: Part = None
         asked[everyone] = budget.divisor(len(tasks), round)
         shown = replace(opened, form=real(form), sums={})
@@ -274,12 +274,6 @@ def declared_for(tasks: Sequence[Task], engine: Engine) -> Mapping[tuple[str, in
     """Return what is declared for each kind of task."""
     kinds = {(task.action, id(task.payload)): task for task in tasks}
     return {kind: engine.declared(task) for kind, task in kinds.items()}
-
-
-def part_of_task(task: Task, form: Form) -> Part:
-    """Return the part that the answer to a task belongs to, if the method has parts."""
-    names = {how.within for how in form.how.values() if isinstance(how, Mean)} - {""}
-    return next((task.payload.scalars.get(name) for name in names), None)
 
 
 def told(tasks: Sequence[Task], facts: Mapping[str, Scalar]) -> list[Task]:

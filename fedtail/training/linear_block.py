@@ -71,6 +71,8 @@ class Span:
     ----------
     h
         (clients, most samples, width), the features, with zeros where a client has fewer samples.
+    logits
+        (clients, most samples, classes), H_k Wᵀ + b.
     weight, bias
         W and b, as received.
     gradients
@@ -80,6 +82,7 @@ class Span:
     """
 
     h: Tensor
+    logits: Tensor
     weight: Tensor
     bias: Tensor | None
     gradients: LinearGradients
@@ -87,16 +90,11 @@ class Span:
     rate: float
 
     def __post_init__(self) -> None:
-        clients, most, width = self.h.shape
-        classes = len(self.weight)
         self.products = torch.bmm(self.h, self.h.transpose(1, 2))
-        logits = self.h.reshape(-1, width) @ self.weight.T
-        self.logits = logits.view(clients, most, classes)
         self.u = torch.zeros_like(self.logits)
         self.velocity = torch.zeros_like(self.u) if self.local.momentum else self.u
-        self.drift = self.weight.new_zeros(clients, classes)
-        bias = torch.zeros_like(self.drift[0]) if self.bias is None else self.bias
-        self.biases = bias.repeat(clients, 1)
+        self.moved = torch.zeros_like(self.u[:, 0])  # what each b_k is away from b
+        self.drift = torch.zeros_like(self.moved)
 
     def step(self, rows: Rows, places: Tensor, y: Tensor) -> None:
         """Do one batch of some clients, whose samples stand at these places of their own."""
@@ -105,13 +103,13 @@ class Span:
         of_batch = products.gather(1, at.expand(-1, -1, products.shape[2]))
         classes = at.expand(-1, -1, u.shape[2])
         z = torch.baddbmm(self.logits[rows].gather(1, classes), of_batch, u, alpha=-1)
-        z += self.biases[rows][:, None]
+        z += self.moved[rows][:, None]
         h = self.h[rows].gather(1, at.expand(-1, -1, self.h.shape[2])) if self.reads_h else z
         g = self.gradients.at_logits(z, h, y, rows)
         total = g.sum(dim=1) * (self.bias is not None)
         if not local.momentum:
             self.u[rows] = u.scatter_add_(1, classes, self.rate * g)
-            self.biases[rows] -= self.rate * total
+            self.moved[rows] -= self.rate * total
             return
         v = (self.velocity[rows] * local.momentum).scatter_add_(1, classes, g)
         drift = self.drift[rows] * local.momentum + total
@@ -120,7 +118,7 @@ class Span:
             v = (v * local.momentum).scatter_add_(1, classes, g)
             drift = drift * local.momentum + total
         self.u[rows] = u.add_(v, alpha=self.rate)
-        self.biases[rows] -= self.rate * drift
+        self.moved[rows] -= self.rate * drift
 
     @property
     def reads_h(self) -> bool:

@@ -6,6 +6,7 @@ A table has the tensors ``classes`` (L,), ascending, ``weight`` (L, C, d) and, i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -72,3 +73,35 @@ def for_wire(table: Tensors, wire: Wire) -> dict[str, Tensor]:
 def from_wire(table: Tensors) -> dict[str, Tensor]:
     """Return a table as it is computed with."""
     return {name: t.float() if t.is_floating_point() else t for name, t in table.items()}
+
+
+@dataclass
+class Rebalancing:
+    """One client's share of a round.
+
+    Attributes
+    ----------
+    gradients
+        g_c^k of its classes at the round's starting point, as they are sent.
+    x, y
+        The balanced set; y is empty if no class has T samples.
+    held
+        |L_bal|, the number of classes in it.
+    missing
+        Σ G_c over the classes outside it.
+    strength
+        λ of this round; 0 if there is nothing to balance with.
+    steps
+        What is still to be subtracted from parameters of W, up to the rate.
+    seen
+        ‖g_local‖, ‖g_bal‖ and the cosine between them, for the weight, step by step.
+    """
+
+    gradients: Tensors
+    x: Tensor
+    y: Tensor
+    held: int
+    missing: dict[str, Tensor]
+    strength: float
+    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    seen: list[Tensor] = field(default_factory=list)

@@ -12,7 +12,17 @@ import torch
 
 from fedtail import FedtailError, Method, run
 from fedtail.engines.executor import Done
-from fedtail.engines.robust import Median, PlainMean, RobustMean, TrimmedMean, gathered
+from fedtail.engines.robust import (
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    PlainMean,
+    RobustMean,
+    TrimmedMean,
+    gathered,
+)
 from fedtail.forms import SAMPLES, ByClass, Form, Like, Mean
 from fedtail.protocol import Payload, Update
 from fedtail.testing.executors import Spoiler, run_with
@@ -28,6 +38,52 @@ def test_the_median_and_the_trimmed_mean_by_hand() -> None:
     assert TrimmedMean(share=0.0).middle(VALUES[:3]).tolist() == [2.0, -296.0]
     # 0.2 of four is less than one: nothing is cut.
     assert TrimmedMean().middle(VALUES).tolist() == [226.5, -220.5]
+
+
+def products(*changes: list[float]) -> torch.Tensor:
+    """Return the inner products of changes."""
+    each = torch.tensor(changes, dtype=torch.float64)
+    return each @ each.T
+
+
+def test_long_changes_are_shortened() -> None:
+    # Norms 1, 5, 2: the median is 2, so that the second counts 2/5.
+    gram = products([1.0, 0.0], [3.0, 4.0], [0.0, 2.0])
+    assert NormBound().shares(gram).tolist() == pytest.approx([1 / 3, 2 / 15, 1 / 3])
+    assert NormBound(bound=0.5).shares(gram).tolist() == pytest.approx([1 / 6, 1 / 30, 1 / 12])
+    assert NormBound(multiple=9.0).shares(gram).tolist() == pytest.approx([1 / 3] * 3)
+    assert NormBound().shares(products([0.0], [0.0])).tolist() == [0.0, 0.0]  # of nothing
+
+
+def test_krum_keeps_who_is_near_to_most() -> None:
+    # On a line: 0, 1, 2, 2.5, 50; one may be bad, so that 5 − 1 − 2 = 2 neighbours count. Squared
+    # distances: 0: 1 + 4; 1: 1 + 1; 2: 0.25 + 1; 2.5: 0.25 + 2.25; 50: 47.5² + 48².
+    gram = products([0.0], [1.0], [2.0], [2.5], [50.0])
+    assert Krum().shares(gram).tolist() == [0, 0, 1, 0, 0]
+    assert Krum(keep=2).shares(gram).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert MultiKrum().shares(gram).tolist() == [0.25, 0.25, 0.25, 0.25, 0]
+    # Two clients, one client: nobody to compare with, nobody left out for nothing.
+    assert Krum().shares(products([0.0], [9.0])).tolist() == [1, 0]
+    assert MultiKrum().shares(products([7.0])).tolist() == [1]
+
+
+def test_the_geometric_median_of_a_line_is_the_median_and_of_a_triangle_its_fermat_point() -> None:
+    line = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]], dtype=torch.float64)
+    shares = GeometricMedian().shares(line @ line.T)
+    assert float(shares @ line[:, 0]) == pytest.approx(2.0, abs=1e-3)
+    # Of an isosceles right triangle with legs 1 it is (x, x), x = (3 − √3) / 6 ≈ 0.2113.
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = GeometricMedian(steps=1000).shares(corners @ corners.T) @ corners
+    assert found.tolist() == pytest.approx([(3 - 3**0.5) / 6] * 2, abs=1e-4)
+
+
+def test_shares_are_of_changes_against_what_was_sent() -> None:
+    # Sent 10; answers 11 and 14 are changes of 1 and 4, the median norm is 2.5: 10 + (1 + 2.5) / 2.
+    values = {"model/w": torch.tensor([[11.0], [14.0]], dtype=torch.float64)}
+    found = NormBound().combined(values, {"model/w": torch.tensor([10.0])})
+    assert found["model/w"].tolist() == pytest.approx([11.75])
+    # Rows that nobody sent out are changes against nothing.
+    assert NormBound().combined(values, {})["model/w"].tolist() == pytest.approx([11.75], abs=0.3)
 
 
 def test_parts_and_classes_have_middles_of_their_own() -> None:
@@ -53,7 +109,11 @@ def test_parts_and_classes_have_middles_of_their_own() -> None:
         update(2, 1, 9, []),
         update(3, 1, 0, []),
     ]
-    found = {key: values.flatten().tolist() for key, values in gathered(updates, form)}
+    found = {
+        (name, part): values.flatten().tolist()
+        for part, named in gathered(updates, form)
+        for name, values in named.items()
+    }
     # Client 3 has no samples, and no say.
     assert found == {
         ("own/w", 0): [0.0],
@@ -75,7 +135,17 @@ def distance(one: Any, other: Any) -> float:
     return max(float((one.tensors[n] - t).abs().max()) for n, t in other.tensors.items())
 
 
-@pytest.mark.parametrize("robust", ["median", {"name": "trimmed_mean", "share": 0.2}])
+@pytest.mark.parametrize(
+    "robust",
+    [
+        "median",
+        {"name": "trimmed_mean", "share": 0.2},
+        "norm_bound",
+        "krum",
+        "multi_krum",
+        "geometric_median",
+    ],
+)
 def test_one_client_in_six_cannot_own_the_model(robust: Any) -> None:
     chosen = tiny.experiment(rounds=1, per_round=6)
     honest = run(chosen)
@@ -85,17 +155,19 @@ def test_one_client_in_six_cannot_own_the_model(robust: Any) -> None:
     assert distance(defended, honest) < 0.2
 
 
+@pytest.mark.parametrize("robust", ["median", "geometric_median"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "gbme", "redgrape"])
-def test_a_pool_gives_the_same_bits(name: str) -> None:
+def test_a_pool_gives_the_same_bits(name: str, robust: str) -> None:
     method: Method[Any] = Method.model_validate({"name": name, "local": tiny.quick()})
-    chosen = tiny.experiment(method, tiny.norm_model, rounds=2, per_round=6, robust="median")
+    chosen = tiny.experiment(method, tiny.norm_model, rounds=2, per_round=6, robust=robust)
     assert run(chosen.but(workers=1)).digest == run(chosen).digest
 
 
 def test_none_is_the_plain_mean() -> None:
     chosen = tiny.experiment(rounds=1)
     assert chosen.robust == PlainMean() and chosen.robust_side is None
-    assert {"none", "median", "trimmed_mean"} <= set(RobustMean.registry)
+    kinds = {"median", "trimmed_mean", "norm_bound", "krum", "multi_krum", "geometric_median"}
+    assert {"none", *kinds} == set(RobustMean.registry)
 
 
 def test_what_nobody_may_see_has_no_middle() -> None:

@@ -218,7 +218,8 @@ def test_the_prior_is_told_with_the_model() -> None:
 
 
 def test_what_a_task_may_name() -> None:
-    assert FedAvg.actions() == {"train", "inform", "assess", "input_sums"}
+    asked_by_runs = {"assess", "input_sums", "class_totals", "feature_sums", "compare_heads"}
+    assert FedAvg.actions() == {"train", "inform"} | asked_by_runs
 
 
 def test_hooks_see_every_step() -> None:

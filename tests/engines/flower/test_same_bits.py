@@ -60,6 +60,7 @@ def experiment(name: str, workers: int = 0) -> Experiment:
         per_round=3,
         rounds=2,
         workers=workers,
+        together=0,  # as nodes train, each client alone
         device="cpu",
     )
 
