@@ -21,8 +21,9 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
-from benchmarks.peers.adapters import PEERS, Fedtail, Seconds
+from benchmarks.peers.adapters import PEERS, Fedtail, Peer, Seconds
 from benchmarks.peers.workloads import WORKLOADS, Workload
 
 STARTED_ON = "logistic"
@@ -45,16 +46,23 @@ def alternating(workload: Workload, rounds: int) -> dict[str, Any]:
         size = sum(p.numel() for p in peer.network.parameters())
         if size != workload.parameters:
             raise ValueError(f"{name} trains {size} parameters, not {workload.parameters}")
-        before = next(peer.network.parameters()).detach().clone()
+        before = weight(peer).clone()
         peer.round()
         peer.round()
-        if not isinstance(peer, Fedtail) and torch.equal(before, next(peer.network.parameters())):
+        if torch.equal(before, weight(peer)):
             raise ValueError(f"{name} does not train")
     taken: dict[str, list[Seconds]] = {name: [] for name in peers}
     for _ in range(rounds):
         for name, peer in peers.items():
             taken[name].append(peer.round())
     return {name: summary(seconds, workload) for name, seconds in taken.items()}
+
+
+def weight(peer: Peer) -> Tensor:
+    """Return a tensor of the global model, which every round must change."""
+    if isinstance(peer, Fedtail):  # its network is scratch
+        return next(t for t in peer.state.model.values() if t.is_floating_point())
+    return next(peer.network.parameters()).detach()
 
 
 def summary(seconds: Sequence[Seconds], workload: Workload) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from benchmarks.peers import page
-from benchmarks.peers.adapters import Bare, Fedtail, Peer, torchvision_shim
+from benchmarks.peers.adapters import Bare, Fedtail, Peer, Together, torchvision_shim
 from benchmarks.peers.workloads import WORKLOADS
 
 
@@ -51,6 +51,19 @@ def test_everybody_has_the_same_network_and_samples(name: str) -> None:
     assert {sum(p.numel() for p in peer.network.parameters()) for peer in peers} == {size}
     found = page.numbers()["numbers"]["workloads"][name]
     assert (found["parameters"], found["batch"]) == (size, workload.batch)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_clients_together_train_what_they_train_alone(name: str) -> None:
+    # Else the faster of the two rows would be faster at something else. Batched products add in
+    # another order: 1e-5 is far below what two rounds move the weights by (5e-4 at the least).
+    alone, together = Fedtail(WORKLOADS[name]), Together(WORKLOADS[name])
+    start = {n: t.clone() for n, t in alone.state.model.items() if t.is_floating_point()}
+    for peer in (alone, alone, together, together):
+        peer.round()
+    one, other = alone.state.model, together.state.model
+    assert max(float((one[n] - t).abs().max()) for n, t in start.items()) > 1e-4
+    assert max(float((one[n] - other[n]).abs().max()) for n in start) < 1e-5
 
 
 def test_a_round_takes_time_and_trains() -> None:
