@@ -61,7 +61,8 @@ def alternating(workload: Workload, rounds: int) -> dict[str, Any]:
 def weight(peer: Peer) -> Tensor:
     """Return a tensor of the global model, which every round must change."""
     if isinstance(peer, Fedtail):  # its network is scratch
-        return next(t for t in peer.state.model.values() if t.is_floating_point())
+        found: Tensor = next(t for t in peer.state.model.values() if t.is_floating_point())
+        return found
     return next(peer.network.parameters()).detach()
 
 
