@@ -94,17 +94,19 @@ def write_images(name: str, out: Path, threads: int) -> Path:
 def write_speech(name: str, out: Path, threads: int) -> Path:
     """Train a network on Arabic words, and write what it makes of English ones."""
     learned, heard = (read_npz(data_folder() / file) for file in (LEARNED, HEARD))
-    constants = float(np.mean(learned.x_train)), float(np.std(learned.x_train))
-    mean, std = ((number,) for number in constants)
+    x = np.asarray(learned.x_train)
+    if x.dtype != np.uint8:
+        raise RuntimeError(f"'{LEARNED}' holds {x.dtype}, and not pictures in bytes")
+    mean, std = (float(x.mean()) / 255,), (float(x.std()) / 255,)  # bytes count 0 to 1
     local = LocalTraining(lr=0.02, momentum=0.9, batch_size=32, weight_decay=1e-4)
     words = replace(learned, client_train=None, client_test=None, clients=None)
     result = run(
         Experiment(
             data=Arrays(**_arrays(words), mean=mean, std=std),
-            model={"name": "small_cnn", "width": 32, "norm": "group"},
+            model={"name": "small_cnn", "width": 16, "norm": "group"},
             method=Method.model_validate({"name": "centralised", "local": local}),
-            rounds=20,
-            eval_every=20,
+            rounds=10,
+            eval_every=10,
             threads=threads,
         )
     )
