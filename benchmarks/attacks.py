@@ -1,6 +1,6 @@
 """What bad clients do to a model, under each robust mean: all classes, and the rare ones.
 
-    python -m benchmarks.attacks --seeds 3 --log attacks.jsonl
+    python -m benchmarks.attacks --seeds 3
 
 The digits with a long tail (imbalance 20), ten clients (Dirichlet 0.3), all of them in every round,
 balanced softmax. One or three of them, the first ones, attack in one of five ways:
@@ -17,7 +17,7 @@ balanced softmax. One or three of them, the first ones, attack in one of five wa
 The rows without an attack show what a robust mean costs where nobody is bad, on the same split and
 on one in which each of the three rarest classes is with one client alone (*held alone*). Robust
 means count clients alike and a plain one counts samples, so these rows have the plain mean of
-clients that count alike beside them. With `--log` a run that was stopped goes on where it was.
+clients that count alike beside them. Started again, it goes on where it was (`--log`).
 """
 
 from __future__ import annotations
@@ -201,25 +201,29 @@ def plan() -> list[tuple[str, int, str]]:
     return calm + [(kind, f, d) for kind in ATTACKS for f in (1, 3) for d in tried]
 
 
+def read(log: Path) -> dict[str, dict[str, float]]:
+    """Return what is done, by run."""
+    return dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
+
+
 def main() -> None:
     """Measure all of it, and write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each run")
-    parser.add_argument("--log", type=Path, help="what is done, to go on from")
+    parser.add_argument(
+        "--log", type=Path, default=Path("attacks.jsonl"), help="what is done, to go on from"
+    )
     asked = parser.parse_args()
-    done: dict[str, dict[str, float]] = {}
-    if asked.log is not None and asked.log.exists():
-        done = dict(json.loads(line) for line in asked.log.read_text().splitlines())
     for seed in range(asked.seeds):
         for kind, attackers, defence in plan():
             key = f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"
-            if key not in done:
-                done[key] = outcome(seed, defence, kind, attackers, asked.rounds)
-                print(key, done[key], flush=True)
-                if asked.log is not None:
-                    with asked.log.open("a") as log:
-                        log.write(json.dumps([key, done[key]]) + "\n")
+            if key not in read(asked.log):
+                found = outcome(seed, defence, kind, attackers, asked.rounds)
+                print(key, found, flush=True)
+                with asked.log.open("a") as log:
+                    log.write(json.dumps([key, found]) + "\n")
+    done = read(asked.log)
     rows: list[dict[str, Any]] = []
     for kind, attackers, defence in plan():
         each = [

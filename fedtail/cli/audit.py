@@ -172,8 +172,8 @@ def _of_singles(found: Audit) -> list[str]:
         f"One sample: features of {inverted.samples} samples that are their client's only one of a",
         "class, computed from its class gradient or from the change of the classifier. Median",
         "relative error, and mean cosine of both less the mean of test features; 0 and 1 are",
-        f"knowing them, {inverted.blind_error:.3g} and {inverted.blind_cosine:.3f} what the mean of the "
-        "class's test samples has, which tells of nobody.",
+        f"knowing them, {inverted.blind_error:.3g} and {inverted.blind_cosine:.3f} what the mean "
+        "of the class's test samples has, which tells of nobody.",
     ]
 
 
