@@ -27,11 +27,11 @@ from fedtail.training import BatchSampler, ClassBalanced, Shuffled, normalisable
 from fedtail.training.teacher import TeacherMode, frozen_copy, taught
 
 Domain = Literal["code", "paper"]
-FEW = 2
+FEW_SAMPLES = 2
 """Up to so many samples for each feature, noise is mixed from the samples themselves."""
 
 
-AT_ONCE = 128
+NOISE_AT_ONCE = 128
 """Vectors of noise that are made by one product: one by one would read R for each batch."""
 
 
@@ -58,7 +58,7 @@ class Noise:
         missing = count - len(self._ready)
         if missing > 0:
             # A client with few samples needs few.
-            size = max(missing, min(AT_ONCE, len(self.root)))
+            size = max(missing, min(NOISE_AT_ONCE, len(self.root)))
             draws = torch.randn(size, len(self.root), generator=self.generator)
             self._ready = torch.cat([self._ready, draws.to(self.root.device) @ self.root])
         taken, self._ready = self._ready[:count], self._ready[count:]
@@ -239,7 +239,7 @@ def pooled_root(features: Tensor, y: Tensor) -> Tensor:
     )
     weight = counts / (counts - 1).clamp(min=1) / len(y)
     root = (features - means[y]) * weight[y, None].sqrt().to(features.dtype)
-    if len(root) > FEW * root.shape[1]:
+    if len(root) > FEW_SAMPLES * root.shape[1]:
         root = torch.linalg.qr(root.double(), mode="r").R
     return root.to(torch.float32)
 
