@@ -224,7 +224,7 @@ def train_head(
     """Train a head by SGD with cross-entropy on features (A, m, d) of A classes.
 
     Each epoch goes through all A·m features in a new order. The gradient of softmax regression
-    needs no autograd: it is the batch's mean of h (p − e_y)ᵀ. The bias is the weight of a constant
+    needs no autograd: it is the batch's mean of (p − e_y) hᵀ. The bias is the weight of a constant
     feature. `classes` says which classes they are (default: all, in order).
     """
     num_classes, (_, m, width) = len(head.weight), features.shape
@@ -235,7 +235,8 @@ def train_head(
         if head.bias is not None:
             h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
             weight = torch.cat([weight, head.bias[:, None]], dim=1)
-        w = weight.T.clone(memory_format=torch.contiguous_format)
+        # Classes stand first: a product that is as narrow as they are few is slow, one as low is not.
+        w = weight.clone(memory_format=torch.contiguous_format)
         y = y.to(h.device).repeat_interleave(m)
         unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
         for _ in range(epochs):
@@ -243,11 +244,11 @@ def train_head(
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
             for block in torch.split(order, BATCHES_AT_ONCE * batch_size):
                 inputs = torch.split(h.index_select(0, block), batch_size)
-                labels = torch.split(unit.index_select(0, y[block]), batch_size)
+                labels = torch.split(unit.index_select(1, y[block]), batch_size, dim=1)
                 for x, e in zip(inputs, labels, strict=True):
-                    r = torch.softmax(x @ w, dim=1).sub_(e)
-                    w.addmm_(x.T, r, alpha=-lr / len(x))
+                    r = torch.softmax(w @ x.T, dim=0).sub_(e)
+                    w.addmm_(r, x, alpha=-lr / len(x))
     # A copy made out here may take part in autograd again.
     if head.bias is None:
-        return Head(w.T.clone(memory_format=torch.contiguous_format), None)
-    return Head(w[:-1].T.clone(memory_format=torch.contiguous_format), w[-1].clone())
+        return Head(w.clone(), None)
+    return Head(w[:, :-1].clone(memory_format=torch.contiguous_format), w[:, -1].clone())
