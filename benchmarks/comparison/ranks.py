@@ -42,7 +42,8 @@ def picture(ranks: Mapping[str, float], cells: int) -> Figure:
     """Draw a point a method at its mean rank, and bars over those that are not told apart."""
     names = list(ranks)
     width = critical_difference(len(names), cells)
-    figure, axes = new_figure(1, 1, width=7.0, height=0.8 + 0.28 * len(names))
+    figure = new_figure(7.0, 0.8 + 0.28 * len(names))
+    axes = figure.subplots()
     for place, name in enumerate(names):
         axes.plot([ranks[name], ranks[name] + width], [place, place], color="0.8", lw=5)
         axes.plot(ranks[name], place, "o", color="tab:blue")
