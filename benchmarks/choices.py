@@ -9,6 +9,7 @@ those, the mean over the validations of the last twenty rounds: that test set de
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +26,13 @@ FEATURES = Path(__file__).parent / "protocols" / "f_cifar10_if100_dir0.1.toml"
 FEDAVG: Plain = {"name": "fedavg"}
 HEAVY = {"local": {"lr": 0.02, "momentum": 0.9, "epochs": 5, "batch_size": 16}}
 HEAVY_HEAD = {"local": {"lr": 0.02, "momentum": 0.9, "epochs": 1, "batch_size": 32}}
-STRONG = {"name": "dirichlet", "alpha": 0.05, "min_size": 5}
+SKEWED = {
+    "rounds": 30,
+    "per_round": 4,
+    "tail": {"name": "none"},
+    "partition": {"name": "dirichlet", "alpha": 0.05},
+    "method": {"local": {"lr": 0.05, "epochs": 5, "batch_size": 32}},
+}
 
 
 def gbme(**fields: Any) -> dict[str, Any]:
@@ -37,7 +44,7 @@ def gbme(**fields: Any) -> dict[str, Any]:
 QUESTIONS: dict[str, dict[str, Plain]] = {
     "fedlc": {
         "fedavg": FEDAVG,
-        "absent=0, tau=1": {"name": "fedlc", "absent": 0},
+        "absent=0, tau=1": {"name": "fedlc", "absent": 0, "tau": 1},
         "absent=0, tau=4": {"name": "fedlc", "absent": 0, "tau": 4},
         **{
             f"absent={count:g}, tau={tau}": {"name": "fedlc", "absent": count, "tau": tau}
@@ -75,7 +82,7 @@ QUESTIONS: dict[str, dict[str, Plain]] = {
 
 PROTOCOLS: dict[str, dict[str, Mapping[str, Any]]] = {
     "fedlc": {
-        "digits": {"tail": {"name": "none"}, "partition": STRONG, "per_round": 4},
+        "digits": SKEWED,
         "features": {},
     },
     "redgrape": {"digits": {"rounds": 40, "method": HEAVY}, "features": {"method": HEAVY_HEAD}},
@@ -88,10 +95,12 @@ PROTOCOLS: dict[str, dict[str, Mapping[str, Any]]] = {
 def scores(result: Result, features: bool) -> dict[str, float]:
     """Return what is judged, in percent."""
     if features:
-        seen: list[Plain] = [r["validation"] for r in result.history[-20:] if r.get("validation")]
-        return {key: 100 * fmean(v[key] for v in seen) for key in ("balanced_accuracy", "few")}
+        found = [r["validation"] for r in result.history[-20:] if r.get("validation")]
+        return {key: 100 * fmean(v[key] for v in found) for key in ("balanced_accuracy", "few")}
     seen = result.history[-10:]
-    return {key: 100 * fmean(r[key] for r in seen) for key in ("accuracy", "few")}
+    # Without a tail no class is rare.
+    known = [key for key in ("accuracy", "few") if seen[-1][key] is not None]
+    return {key: 100 * fmean(r[key] for r in seen) for key in known}
 
 
 def tail_share(result: Result, asked: Experiment) -> dict[str, float]:
@@ -129,15 +138,49 @@ def measure(question: str, where: str, seeds: int, rounds: int | None) -> dict[s
     return {"protocol": protocol, "seeds": list(range(seeds)), "variants": found}
 
 
+def table(question: str, folder: Path = RESULTS) -> str:
+    """Return what was measured as the table of the method's page."""
+    columns: list[tuple[str, str, dict[str, Any]]] = []
+    for where, title in (("digits", "digits"), ("features", "CIFAR-10-LT")):
+        path = folder / "choices" / f"{question}_{where}.json"
+        found = json.loads(path.read_text())["numbers"]["variants"] if path.exists() else {}
+        keys = [key for key in next(iter(found.values()), {}) if key != "method"]
+        columns += [(f"{title}: {WORDS[key]}", key, found) for key in keys]
+    lines = [f"| | {' | '.join(title for title, _, _ in columns)} |"]
+    lines += ["|---" * (len(columns) + 1) + "|"]
+    for variant in columns[0][2]:
+        cells = [shown(key, found[variant][key]) for _, key, found in columns]
+        lines += [f"| {variant} | {' | '.join(cells)} |"]
+    return "\n".join(lines)
+
+
+WORDS = {
+    "accuracy": "all",
+    "balanced_accuracy": "validation",
+    "few": "few",
+    "tail_in_prior": "tail in Π",
+}
+
+
+def shown(key: str, found: Plain) -> str:
+    """Return mean and deviation as they stand in a table."""
+    digits = 2 if key == "tail_in_prior" else 1
+    return f"{found['mean']:.{digits}f} ± {found['std']:.{digits}f}"
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Measure one question under one protocol, and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", choices=sorted(QUESTIONS))
+    parser.add_argument("--table", action="store_true", help="print what was measured, no runs")
     parser.add_argument("--on", choices=("digits", "features"), default="digits")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
     parser.add_argument("--rounds", type=int, help="rounds of a run; by default the protocol's")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args(words)
+    if chosen.table:
+        print(table(chosen.question, chosen.out))
+        return
     numbers = measure(chosen.question, chosen.on, chosen.seeds, chosen.rounds)
     save("choices", numbers, chosen.out / "choices", f"{chosen.question}_{chosen.on}")
 

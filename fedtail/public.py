@@ -64,6 +64,7 @@ from fedtail.training import (
     ServerSGD,
     ServerYogi,
     Shuffled,
+    SmoothedPrior,
 )
 from fedtail.training.closed_heads import LDA, BalancedRidge, ClosedHead, NearestMean
 
@@ -137,6 +138,7 @@ __all__ = [
     "ServerYogi",
     "Shards",
     "Shuffled",
+    "SmoothedPrior",
     "Source",
     "Split",
     "SplitModel",

@@ -31,7 +31,7 @@ class LogitCalibration(LocalLoss):
 
     reads_features: ClassVar[bool] = False
 
-    tau: float = Field(1.0, ge=0, description="strength of the margins; 0 is cross-entropy")
+    tau: float = Field(4.0, ge=0, description="strength of the margins; 0 is cross-entropy")
     absent: float = Field(
         1.0,
         ge=0,

@@ -17,7 +17,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -60,8 +60,6 @@ class Survey:
 class ProxyPrior(ClassPrior):
     """The class counts that the clients' first classifier updates betray (GBME's GPI)."""
 
-    exchanges: ClassVar[int] = 1
-
     index: Literal["gradient", "epoch"] = Field(
         "gradient",
         description="what Ω is read off: the gradient of the mean local loss (Eq. 4), or the change"
@@ -83,6 +81,11 @@ class ProxyPrior(ClassPrior):
     )
 
     # Server half
+
+    @property
+    def exchanges(self) -> int:
+        """One."""
+        return 1
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Return the estimated class counts, from what clients add to Π and nothing else."""
