@@ -68,7 +68,7 @@ def test_global_counts_may_be_summed_under_encryption() -> None:
     assert report.tensors["counts/classes"].tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("name", list(ClassPrior.registry))
+@pytest.mark.parametrize("name", [n for n in ClassPrior.registry if n != "smoothed"])
 def test_a_client_that_was_told_nothing_has_its_own_counts(name: str) -> None:
     counts = ClassPrior.model_validate(name).counts(None, tiny.client(DATA, 1, MODEL))
     assert counts.tolist() == [0.0, 1.0, 0.0]
