@@ -53,7 +53,9 @@ class FedLoGe(PersonalHeads[ModelState]):
     traffic: ClassVar[str] = "none: the auxiliary head travels in the classifier's place"
 
     sparsity: float = Field(0.6, ge=0, lt=1, description="share of zeros in a fixed row")
-    norm: float = Field(0.1, gt=0, description="length of a fixed row: the scale of the logits")
+    norm: float = Field(
+        1.0, gt=0, description="length of a fixed row: the scale of the logits (paper: 0.1)"
+    )
     spread: bool = Field(True, description="widen the angles between the fixed rows at the start")
     realigned: float = Field(
         1.7, ge=0, description="length of the tested head's rows; 0 leaves them as they are"

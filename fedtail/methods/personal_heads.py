@@ -23,7 +23,7 @@ from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, g
 from fedtail.training.federated_features import Head
 
 PERSONAL = "personal"
-KEPT = "own/"
+OWN_STATE = "own/"
 
 
 class PersonalHeads(FedAvg[M]):
@@ -57,7 +57,7 @@ class PersonalHeads(FedAvg[M]):
 
     def init(self, model: SplitModel, server: Server) -> M:
         """Start from the initial weights; own heads are no business of the server."""
-        return self.new_state(shared(model.tensors()))
+        return self.new_state(shared_part(model.tensors()))
 
     def setup(self, s: M, server: Server) -> Exchange[M]:
         """Let the prior ask what it needs, with a model that is whole."""
@@ -100,12 +100,12 @@ class PersonalHeads(FedAvg[M]):
             for name in ("weight", "bias")
             if begin + name in start
         }
-        kept = {n.removeprefix(KEPT): t for n, t in state.items() if n.startswith(KEPT)}
+        kept = {n.removeprefix(OWN_STATE): t for n, t in state.items() if n.startswith(OWN_STATE)}
         return {**start, **first, **kept}
 
     def kept(self, model: SplitModel) -> dict[str, str]:
         """Keep the own head for the client's next round."""
-        own = {f"{KEPT}{n}": n for n, _ in model.live() if n.startswith(f"{PERSONAL}.")}
+        own = {f"{OWN_STATE}{n}": n for n, _ in model.live() if n.startswith(f"{PERSONAL}.")}
         return {**super().kept(model), **own}
 
     def sent(self, payload: Payload, model: SplitModel, names: Iterable[str]) -> dict[str, str]:
@@ -114,7 +114,7 @@ class PersonalHeads(FedAvg[M]):
 
     def own_model_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare a model as it is tested."""
-        looks = like(self.tested(shared(dict(model.live())), model).items())
+        looks = like(self.tested(shared_part(dict(model.live())), model).items())
         return Form().group("model", looks, Mean(by=""))
 
     @action
@@ -122,9 +122,9 @@ class PersonalHeads(FedAvg[M]):
         """Return the model that the client uses itself."""
         start = self.starting(payload, client.state)
         head = Head(start[f"{PERSONAL}.weight"], start.get(f"{PERSONAL}.bias"))
-        return Payload(grouped("model", self.own(shared(start), head, client)))
+        return Payload(grouped("model", self.own(shared_part(start), head, client)))
 
 
-def shared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def shared_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a model's tensors without a client's own head."""
     return {name: t for name, t in tensors.items() if not name.startswith(f"{PERSONAL}.")}

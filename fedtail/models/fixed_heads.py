@@ -6,20 +6,22 @@ apart as C directions can be.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtail.errors import FedtailError
 
-STEPS, RATE = 300, 0.02
+SPREAD_STEPS, SPREAD_RATE = 300, 0.02
 """How a sparse frame is spread: steps of Adam and its rate, for rows of norm 1."""
 
 
 def simplex(classes: int) -> Tensor:
     """Return the simplex frame in as many dimensions as classes: √(C/(C−1)) (I − 11ᵀ/C)."""
     centred = torch.eye(classes) - 1 / classes
-    return centred * (classes / max(1, classes - 1)) ** 0.5
+    return centred * math.sqrt(classes / max(1, classes - 1))
 
 
 def sparse_simplex(classes: int, width: int, sparsity: float, spread: bool = True) -> Tensor:
@@ -55,9 +57,9 @@ def sparse_simplex(classes: int, width: int, sparsity: float, spread: bool = Tru
 
 def _spread(start: Tensor, mask: Tensor) -> Tensor:
     rows = start.clone().requires_grad_()
-    optimizer = torch.optim.Adam([rows], lr=RATE)
+    optimizer = torch.optim.Adam([rows], lr=SPREAD_RATE)
     self_pairs = torch.eye(len(rows), dtype=torch.bool)
-    for _ in range(STEPS):
+    for _ in range(SPREAD_STEPS):
         unit = functional.normalize(rows * mask, dim=1)
         nearest = (unit @ unit.T).masked_fill(self_pairs, -1.0).amax(dim=1)
         # The angle's own gradient is infinite for rows that point the same way.

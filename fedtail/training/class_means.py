@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtail.data.federation import ClientData
 from fedtail.models.split_model import SplitModel
 
-AT_ONCE = 500
+MEANS_AT_ONCE = 500
 """Samples that are given to the network at a time."""
 
 
@@ -31,7 +31,7 @@ def features_of(model: SplitModel, data: ClientData) -> Tensor:
     model.eval()
     every = torch.arange(len(data))
     with torch.no_grad():
-        parts = [model.features(data.batch(i)[0]).cpu() for i in torch.split(every, AT_ONCE)]
+        parts = [model.features(data.batch(i)[0]).cpu() for i in torch.split(every, MEANS_AT_ONCE)]
     return torch.cat([torch.zeros(0, model.feature_dim), *parts])
 
 

@@ -57,7 +57,9 @@ def test_one_step_moves_projection_and_scale_and_not_the_frame() -> None:
     ).tensors
     assert sent.keys() == {"model/1.scale", "model/1.projection.weight", "model/1.projection.bias"}
     assert float(sent["model/1.scale"]) != 10.0
-    assert torch.equal(model.classifier.get_buffer("frame"), two_classes().classifier.frame)
+    assert torch.equal(
+        model.classifier.get_buffer("frame"), two_classes().classifier.get_buffer("frame")
+    )
 
 
 def test_a_scale_that_is_not_learned_is_not_sent() -> None:

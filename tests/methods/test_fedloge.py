@@ -36,7 +36,7 @@ def two_layers() -> SplitModel:
 
 def test_the_fixed_rows_are_of_one_length_and_not_sent() -> None:
     base = two_layers()
-    model = FedLoGe().build_model(base)
+    model = FedLoGe(norm=0.1).build_model(base)
     rows = model.classifier.get_parameter("weight")
     torch.testing.assert_close(rows.norm(dim=1), torch.full((2,), 0.1))
     assert (rows == 0).sum(dim=1).tolist() == [2, 2]  # 0.6 of 3 is 1.8

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedtail import FedLoGe, FedRoD, run
-from fedtail.methods.personal_heads import PersonalHeads, shared
+from fedtail.methods.personal_heads import PersonalHeads, shared_part
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload
 
@@ -24,7 +24,7 @@ class TestPersonalHeads:
     def test_a_head_is_taken_up_again(self, method: PersonalHeads[Any]) -> None:
         model = method.build_model(SplitModel(nn.Linear(3, 2)))
         begin = method.pattern(model)
-        tensors = {f"model/{n}": t for n, t in shared(model.tensors()).items()}
+        tensors = {f"model/{n}": t for n, t in shared_part(model.tensors()).items()}
         payload = Payload(tensors, {"head": begin})
         first = method.starting(payload, {})
         assert torch.equal(first["personal.weight"], torch.zeros(2, 3))
