@@ -27,6 +27,7 @@ from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.loop import run
 from fedtail.losses import (
     BalancedSoftmax,
+    BinaryCrossEntropy,
     CrossEntropy,
     Focal,
     FunctionLoss,
@@ -77,6 +78,7 @@ __all__ = [
     "BalancedRidge",
     "BalancedSoftmax",
     "BatchSampler",
+    "BinaryCrossEntropy",
     "ByClass",
     "CReFFSplit",
     "Callback",

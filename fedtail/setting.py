@@ -422,16 +422,21 @@ def prepare(experiment: Experiment) -> Setting:
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     tokens = not taken.is_floating_point()
     federation = Federation(dataset, parts, experiment.augment, device, images, held, tokens)
+    check_normalisation(federation, experiment)
+    setting = Setting(experiment, dataset, split, federation, base, model, device)
+    check_finish(setting)
+    setting.check_traffic()
+    return setting
+
+
+def check_normalisation(federation: Federation, experiment: Experiment) -> None:
+    """Refuse to ask clients for sums of their inputs in a private run."""
     if federation.asks != "none" and experiment.privacy.on:
         raise FedtailError(
             f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
             " differential privacy does not cover: give data.mean and data.std, or"
             " data.normalisation=none"
         )
-    setting = Setting(experiment, dataset, split, federation, base, model, device)
-    check_finish(setting)
-    setting.check_traffic()
-    return setting
 
 
 def check_finish(setting: Setting) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtail import BalanceFL, FedAvg, LocalRun, LocalTraining, run
 from fedtail.data.federation import Federation
-from fedtail.methods.balancefl import Lesson, inheritance, negative_entropy, pooled_root
+from fedtail.methods.balancefl import Lesson, Noise, inheritance, negative_entropy, pooled_root
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, grouped
 from fedtail.training import ClassBalanced, Shuffled
@@ -136,15 +136,17 @@ class TestLoss:
 
     @pytest.mark.parametrize("part", ["inherit", "smooth"])
     def test_only_cross_entropy_sees_the_noise(self, part: str) -> None:
-        # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the first normal number, and the
-        # logits z become (1 + 3 n) z. KI and Smooth are those of the clean z, as above.
+        # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the number drawn after whether it
+        # does, and the logits z become (1 + 3 n) z. KI and Smooth are those of the clean z.
         method = BalanceFL.model_validate({"lambda1": 0.1, "domain": "code", **OFF, part: True})
         data = tiny.federation([[1.0]] * 2, [0, 1], [range(2)], classes=4)
         local = started(method, logits_of(Z), data)
         stream, again = (torch.Generator().manual_seed(5) for _ in range(2))
-        local.aux = Lesson(local.aux.teacher, torch.tensor([[3.0]]), torch.ones(4), stream)
+        noise = Noise(torch.tensor([[3.0]]), stream)
+        local.aux = Lesson(local.aux.teacher, noise, torch.ones(4), stream)
         x, y = data.client(0).batch(torch.tensor([0]))
         found = float(method.batch_loss(local, x, y).detach())
+        torch.rand(1, generator=again)
         spread = (1 + 3 * torch.randn(1, 1, generator=again)) * torch.tensor(Z)
         if part == "inherit":
             expected = -float(spread[0, :2].log_softmax(dim=0)[0]) - term(3 / 4, 1 / 4)
@@ -246,7 +248,8 @@ class TestCovariance:
         r = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]])
         n, model = 100_000, SplitModel(nn.Sequential(nn.Linear(3, 2)))
         y = torch.zeros(n, dtype=torch.int64)
-        lesson = Lesson(None, r, torch.ones(2), torch.Generator().manual_seed(0))
+        stream = torch.Generator().manual_seed(0)
+        lesson = Lesson(None, Noise(r, stream), torch.ones(2), stream)
         clean = model.output(torch.zeros(n, 3))
 
         # Execute
@@ -281,7 +284,8 @@ class TestCovariance:
         for seed in (1, 2):
             torch.manual_seed(seed)
             own = torch.Generator().manual_seed(0)
-            lesson = Lesson(None, torch.ones(1, 1), torch.full((2,), 0.5), own)
+            noise = Noise(torch.ones(1, 1), own)
+            lesson = Lesson(None, noise, torch.full((2,), 0.5), own)
             clean = model.output(torch.ones(50, 1))
             y = torch.zeros(50, dtype=torch.int64)
             found.append(BalanceFL().augmented(model, clean, y, lesson).features)
@@ -305,9 +309,10 @@ class TestCovariance:
         data = tiny.federation(x.tolist(), labels, [range(7)])
         model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
         lesson: Lesson = started(BalanceFL(local=tiny.quick(**length)), model, data).aux
-        assert lesson.root is not None
+        assert lesson.noise is not None
+        root = lesson.noise.root
         expected = pooled_root(model.features(x.float()).detach(), torch.tensor(labels))
-        assert torch.allclose(lesson.root.T @ lesson.root, expected.T @ expected, atol=1e-5)
+        assert torch.allclose(root.T @ root, expected.T @ expected, atol=1e-5)
 
 
 def test_the_sampler_draws_active_classes_equally() -> None:
