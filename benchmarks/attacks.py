@@ -210,7 +210,7 @@ def main() -> None:
     """Measure all of it, and write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of each run")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of each run")
     parser.add_argument(
         "--log", type=Path, default=Path("attacks.jsonl"), help="what is done, to go on from"
     )
