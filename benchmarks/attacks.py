@@ -1,6 +1,6 @@
 """What bad clients do to a model, under each robust mean: all classes, and the rare ones.
 
-    python -m benchmarks.attacks --seeds 3
+    python -m benchmarks.attacks
 
 The digits with a long tail (imbalance 20), ten clients (Dirichlet 0.3), all of them in every round,
 balanced softmax. One or three of them, the first ones, attack in one of five ways:
@@ -77,7 +77,7 @@ def protocol(seed: int, defence: str, rounds: int) -> Experiment:
         seed=seed,
         eval_every=rounds,
         model={"name": "mlp", "hidden": [64]},
-        method={"name": "bsm", "local": {"lr": 0.1, "epochs": 5, "batch_size": 16}},
+        method={"name": "bsm", "local": {"lr": 0.2, "epochs": 5, "batch_size": 16}},
         robust=DEFENCES[defence],
     )
 
@@ -209,30 +209,33 @@ def read(log: Path) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Measure all of it, and write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of each run")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds where nobody attacks, from 0")
+    parser.add_argument("--attack-seeds", type=int, default=3, help="seeds where somebody does")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of each run")
     parser.add_argument(
         "--log", type=Path, default=Path("attacks.jsonl"), help="what is done, to go on from"
     )
     asked = parser.parse_args()
-    for seed in range(asked.seeds):
-        for kind, attackers, defence in plan():
-            key = f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"
-            if key not in read(asked.log):
-                found = outcome(seed, defence, kind, attackers, asked.rounds)
-                print(key, found, flush=True)
-                with asked.log.open("a") as log:
-                    log.write(json.dumps([key, found]) + "\n")
+    seeds = {0: asked.seeds, 1: asked.attack_seeds, 3: asked.attack_seeds}
+    wanted = [(*row, seed) for row in plan() for seed in range(seeds[row[1]])]
+    for kind, attackers, defence, seed in sorted(wanted, key=lambda run: (run[1] > 0, run[3])):
+        key = f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"
+        if key not in read(asked.log):
+            found = outcome(seed, defence, kind, attackers, asked.rounds)
+            print(key, found, flush=True)
+            with asked.log.open("a") as log:
+                log.write(json.dumps([key, found]) + "\n")
     done = read(asked.log)
     rows: list[dict[str, Any]] = []
     for kind, attackers, defence in plan():
         each = [
             done[f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"]
-            for seed in range(asked.seeds)
+            for seed in range(seeds[attackers])
         ]
         row = {"attack": kind, "attackers": attackers, "defence": defence}
         rows.append({**row, **{name: [e[name] for e in each] for name in SCORES}})
-    save("attacks", {"rounds": asked.rounds, "seeds": asked.seeds, "rows": rows})
+    counted = {"rounds": asked.rounds, "seeds": asked.seeds, "attack_seeds": asked.attack_seeds}
+    save("attacks", {**counted, "rows": rows})
 
 
 if __name__ == "__main__":
