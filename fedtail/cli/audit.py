@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedtail.privacy.moment_audit import MomentLeak
 
 FEWEST_SHADOWS = 4
-COLUMNS = (
+VIEW_COLUMNS = (
     "protection",
     "largest class named",
     "distance",
@@ -100,8 +100,8 @@ def as_page(found: Audit) -> str:
         "",
         "Round 1, replayed with every client:",
         "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
+        f"| {' | '.join(VIEW_COLUMNS)} |",
+        "|---" * len(VIEW_COLUMNS) + "|",
         *(f"| {' | '.join(_cells(view))} |" for view in found.views),
     ]
     lines += ["", *(f"- {view.protection}: the server sees {view.note}." for view in found.views)]

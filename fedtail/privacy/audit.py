@@ -38,7 +38,7 @@ from fedtail.privacy.inversion import (
 )
 from fedtail.privacy.membership import Membership, members_of_model, members_of_round
 from fedtail.privacy.moment_audit import MomentLeak, moment_leak
-from fedtail.privacy.views import NOTES, Seen, first_round, seen_by_server
+from fedtail.privacy.views import SEEN_NOTES, Seen, first_round, seen_by_server
 from fedtail.setting import Setting
 from fedtail.settled import restore_inputs
 
@@ -162,7 +162,7 @@ def audit(
         views = [
             View(
                 name,
-                NOTES[name].format(epsilon=epsilon),
+                SEEN_NOTES[name].format(epsilon=epsilon),
                 guessed_shares(seen, counts, model),
                 classes_held(seen, counts, model),
                 members[name],

@@ -28,9 +28,9 @@ from fedtail.models.split_model import SplitModel
 from fedtail.privacy.views import Seen, Witnessed
 from fedtail.setting import Setting
 
-MOST = 200
+MOST_SINGLES = 200
 """How many samples are attacked at most."""
-UNSEEN = 500
+UNSEEN_MEAN = 500
 """How many test samples the attacker knows the mean feature of."""
 
 
@@ -76,12 +76,12 @@ def single_samples(
     model.load(sent)
     model.eval()
     with torch.inference_mode():
-        x, y = federation.test_batch(0, UNSEEN)
+        x, y = federation.test_batch(0, UNSEEN_MEAN)
         tested, y = model.features(x).cpu().double(), y.cpu()
         mean = tested.mean(dim=0)
         for w in witnessed:
             data, counts = federation.client(w.task.client), federation.counts(w.task.client)
-            for c in torch.nonzero(counts == 1)[:, 0].tolist()[: MOST - len(found)]:
+            for c in torch.nonzero(counts == 1)[:, 0].tolist()[: MOST_SINGLES - len(found)]:
                 x, _ = data.batch(torch.nonzero(data.labels == c)[:, 0])
                 usual = tested[y == c].mean(dim=0) if bool((y == c).any()) else mean
                 h = model.features(x).cpu().double()[0]

@@ -25,11 +25,18 @@ from fedtail.data.federation import Federation
 from fedtail.engines.runtime import Runtime
 from fedtail.models.split_model import SplitModel
 from fedtail.privacy.attacks import auc, found_at
-from fedtail.privacy.views import NOISE, Views, Witnessed, answered, seen_by_server, seen_model
+from fedtail.privacy.views import (
+    AUDIT_NOISE,
+    Views,
+    Witnessed,
+    answered,
+    seen_by_server,
+    seen_model,
+)
 from fedtail.rng import torch_generator
 from fedtail.setting import Setting
 
-ATTACKED_CLIENTS = 20
+SHADOWED_CLIENTS = 20
 """How many clients are trained in shadows; of the others the attacker is given the updates."""
 OWN_VARIANCE = 32
 """From so many shadows of a kind on a sample has a variance of its own, else all share one."""
@@ -148,7 +155,7 @@ def paired(setting: Setting) -> Pairs:
     stock = {c: order[y[order] == c].tolist() for c in torch.unique(train.y).tolist()}
     slots, others = {}, {}
     clients = torch.randperm(len(federation), generator=torch_generator(seed, "shadows/clients"))
-    for k in sorted(clients[:ATTACKED_CLIENTS].tolist()):
+    for k in sorted(clients[:SHADOWED_CLIENTS].tolist()):
         labels = train.y[federation.positions(k)].tolist()
         found = [(i, stock[c].pop()) for i, c in enumerate(labels) if stock[c]]
         if found:
@@ -201,7 +208,9 @@ def members_of_round(
             answered(w.task, w.state, setting, other) if w.task.client in there else w
             for w in witnessed
         ]
-        shadow_views.append(looked_at(seen_by_server(again, setting, epsilon, f"{NOISE}/{s}")))
+        shadow_views.append(
+            looked_at(seen_by_server(again, setting, epsilon, f"{AUDIT_NOISE}/{s}"))
+        )
         inside.append(in_and_out(there, asked))
     found = {}
     for name, own in target.items():

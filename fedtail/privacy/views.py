@@ -29,8 +29,8 @@ Seen = Mapping[str, Tensor]
 Views = dict[str, dict[int, Seen]]
 """By protection and client."""
 
-NOISE = "audit/noise"
-NOTHING, SUMMED, CLIPPED, NOISY, SUMMED_CLIPPED, SUMMED_NOISY = (
+AUDIT_NOISE = "audit/noise"
+NOTHING, SUM_ONLY, CLIPPED, NOISY, SUM_CLIPPED, SUM_NOISY = (
     "no protection",
     "secure sum",
     "private, central",
@@ -38,13 +38,13 @@ NOTHING, SUMMED, CLIPPED, NOISY, SUMMED_CLIPPED, SUMMED_NOISY = (
     "secure sum, private, central",
     "secure sum, private, local",
 )
-NOTES = {
+SEEN_NOTES = {
     NOTHING: "every update as it was sent",
-    SUMMED: "the sum of all updates and no single one (secure aggregation, encryption)",
+    SUM_ONLY: "the sum of all updates and no single one (secure aggregation, encryption)",
     CLIPPED: "every update, clipped but clean: it adds the noise itself, for others",
     NOISY: "every update, clipped and noisy (epsilon {epsilon:g} for this one)",
-    SUMMED_CLIPPED: "the sum of clipped updates, clean: it adds the noise itself, for others",
-    SUMMED_NOISY: "the sum of updates that are each clipped and noisy (epsilon {epsilon:g} each)",
+    SUM_CLIPPED: "the sum of clipped updates, clean: it adds the noise itself, for others",
+    SUM_NOISY: "the sum of updates that are each clipped and noisy (epsilon {epsilon:g} each)",
 }
 
 
@@ -81,7 +81,7 @@ def answered(
 
 
 def seen_by_server(
-    witnessed: list[Witnessed], setting: Setting, epsilon: float, noise: str = NOISE
+    witnessed: list[Witnessed], setting: Setting, epsilon: float, noise: str = AUDIT_NOISE
 ) -> Views:
     """Return what is seen of the same updates under each protection that the method can have.
 
@@ -103,9 +103,9 @@ def seen_by_server(
     found = reduced([Update(w.task.client, w.answer) for w in own], own[0].form)
     groups = {name.partition("/")[0] for name in own[0].form.tensors}
     mean = {n: t for g in groups for n, t in grouped(g, _group(found, g, own[0].form)).items()}
-    views[SUMMED] = plain_view(replace(w, answer=Payload(mean)) for w in witnessed)
+    views[SUM_ONLY] = plain_view(replace(w, answer=Payload(mean)) for w in witnessed)
     sigma = analytic_sigma(epsilon, privacy.delta, 2 * privacy.clip)
-    for single, summed, spread in ((CLIPPED, SUMMED_CLIPPED, 0.0), (NOISY, SUMMED_NOISY, sigma)):
+    for single, summed, spread in ((CLIPPED, SUM_CLIPPED, 0.0), (NOISY, SUM_NOISY, sigma)):
         views[single] = {}
         for w in witnessed:
             source = seeded_bytes(seed, noise, 1, w.task.client)

@@ -18,9 +18,9 @@ from fedtail.privacy.views import (
     CLIPPED,
     NOISY,
     NOTHING,
-    SUMMED,
-    SUMMED_CLIPPED,
-    SUMMED_NOISY,
+    SUM_CLIPPED,
+    SUM_NOISY,
+    SUM_ONLY,
 )
 from fedtail.setting import prepare
 
@@ -55,9 +55,9 @@ def audited(method: Method[Any], path: Path, epsilon: float = 8.0, **fields: Any
 def test_a_client_with_one_class_is_found_out_without_protection(tmp_path: Path) -> None:
     found = audited(FedAvg(local=tiny.quick()), tmp_path / "run", epsilon=0.01)
     views = {view.protection: view for view in found.views}
-    assert set(views) == {NOTHING, SUMMED, CLIPPED, NOISY, SUMMED_CLIPPED, SUMMED_NOISY}
+    assert set(views) == {NOTHING, SUM_ONLY, CLIPPED, NOISY, SUM_CLIPPED, SUM_NOISY}
     labels = {name: view.labels for name, view in views.items()}
-    open_, sums, clipped, noisy = (labels[n] for n in (NOTHING, SUMMED, CLIPPED, NOISY))
+    open_, sums, clipped, noisy = (labels[n] for n in (NOTHING, SUM_ONLY, CLIPPED, NOISY))
     assert open_ is not None and sums is not None and clipped is not None and noisy is not None
     assert open_.largest == 1.0
     assert open_.distance < 0.1 < open_.blind
@@ -69,7 +69,7 @@ def test_a_client_with_one_class_is_found_out_without_protection(tmp_path: Path)
     # Without class gradients the classifier tells the classes.
     held = {name: view.presence for name, view in views.items()}
     assert held[NOTHING] == 1.0 and held[CLIPPED] == 1.0
-    assert held[SUMMED] == pytest.approx(0.5, abs=0.2)
+    assert held[SUM_ONLY] == pytest.approx(0.5, abs=0.2)
     # Strong noise hides it: chance is 3 of 12.
     assert noisy.largest <= 0.6
     assert noisy.distance > 0.4
@@ -80,7 +80,7 @@ def test_class_gradients_name_the_classes_by_construction(tmp_path: Path) -> Non
     found = audited(method, tmp_path / "run", epsilon=0.01)
     seen = {view.protection: view.presence for view in found.views}
     assert seen[NOTHING] == 1.0
-    assert seen[SUMMED] == pytest.approx(0.5, abs=0.2)
+    assert seen[SUM_ONLY] == pytest.approx(0.5, abs=0.2)
     noisy = seen[NOISY]
     assert noisy is not None and noisy < 0.75
     assert found.features is not None

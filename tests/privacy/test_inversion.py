@@ -14,7 +14,7 @@ from fedtail import Arrays, CReFF, Experiment, FedAvg, Natural, run
 from fedtail.folder import RunFolder
 from fedtail.privacy.audit import View, audit
 from fedtail.privacy.inversion import Inversion, inverted
-from fedtail.privacy.views import CLIPPED, NOISY, NOTHING, SUMMED, SUMMED_NOISY
+from fedtail.privacy.views import CLIPPED, NOISY, NOTHING, SUM_NOISY, SUM_ONLY
 from fedtail.setting import prepare
 
 
@@ -78,13 +78,13 @@ def test_a_class_gradient_of_one_sample_is_the_sample(tmp_path: Path) -> None:
     # Clipping is a factor, and steps of a grid.
     assert found[CLIPPED].error < 0.01
     # The sum over clients mixes samples; noise hides them.
-    assert found[SUMMED].error > 0.1
+    assert found[SUM_ONLY].error > 0.1
     assert found[NOISY].error > 1 and abs(found[NOISY].cosine) < 0.6
-    assert found[SUMMED_NOISY].error > 1
+    assert found[SUM_NOISY].error > 1
 
 
 def test_the_change_of_a_classifier_tells_less(tmp_path: Path) -> None:
     found = attacked(FedAvg(local=tiny.quick()), tmp_path / "run", epsilon=0.5)
     assert found[NOTHING].cosine > found[NOTHING].blind_cosine
-    assert found[NOTHING].error < found[SUMMED].error
+    assert found[NOTHING].error < found[SUM_ONLY].error
     assert found[NOISY].error > 1

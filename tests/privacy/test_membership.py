@@ -21,7 +21,7 @@ from fedtail.privacy.membership import (
     paired,
     scored,
 )
-from fedtail.privacy.views import NOISY, NOTHING, SUMMED
+from fedtail.privacy.views import NOISY, NOTHING, SUM_ONLY
 from fedtail.setting import prepare
 
 
@@ -117,7 +117,7 @@ def test_clients_that_learn_by_heart_are_found_out_and_noise_hides_them(tmp_path
     run(experiment, out=tmp_path / "run")
     found = audit(RunFolder(tmp_path / "run"), prepare(experiment), 0.5, shadows=8, runs=4)
     seen = {view.protection: view.members for view in found.views}
-    open_, summed, noisy = seen[NOTHING], seen[SUMMED], seen[NOISY]
+    open_, summed, noisy = seen[NOTHING], seen[SUM_ONLY], seen[NOISY]
     assert open_ is not None and summed is not None and noisy is not None
     assert open_.shadows == 8 and open_.samples > 100
     assert open_.auc > 0.75
