@@ -19,6 +19,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "climb": {"dual_lr": "0.01..10:log"},
     "creff": {"match_lr": "0.01..1:log", "head_lr": "0.001..0.1:log"},
     "crt-ib": {"first_stage": "0.3..0.95"},
+    "fed-grab": {"kp": "0.1..30:log", "ki": "0.0001..0.1:log"},
     "fed-focal": {"loss.gamma": "0.5..5"},
     "fedadagrad": {"server_optimizer.lr": "0.003..1:log"},
     "fedadam": {"server_optimizer.lr": "0.003..1:log"},
@@ -30,9 +31,12 @@ TUNABLE: dict[str, dict[str, str]] = {
     "fedlc": {"tau": "0.1..10:log"},
     "fedloge": {"norm": "0.05..5:log"},
     "fednh": {"scale": "1..30:log"},
+    "fednpc": {"keep": "0.5..0.99", "noise_lr": "0.02..0.3:log"},
     "fedprox": {"mu": "0.0001..0.5:log"},
+    "fedrela": {"share": "0.01..0.2:log", "late_rate": "0.1..1:log"},
     "fedrs": {"loss.alpha": "0..1"},
     "fedyogi": {"server_optimizer.lr": "0.003..1:log"},
+    "fedyoyo": {"lam": "0.1..8:log", "tau": "0.5..2"},
     "gbme": {"alpha": "0.2..1"},
     "ifca": {"clusters": "2..4:int"},
     "lade": {"loss.lam": "0.001..1:log"},
@@ -42,6 +46,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "ratio-loss": {"beta": "0.01..1:log"},
     "redgrape": {"lam": "0.01..1:log"},
     "ride": {"loss.diversity": "0.01..1:log"},
+    "rucr": {"weight": "0.02..1:log", "head_lr": "0.001..0.1:log"},
     "tau-norm": {"tau": "0..1"},
 }
 """The one or two fields that matter most, by method; what derives from a method has its too."""
