@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from fedtail.config import Config
 from fedtail.data.auto_augment import AUTO_DRAWS, auto_augmented, rotated
 
-Constants = tuple[Tensor, Tensor]
+NormalConstants = tuple[Tensor, Tensor]
 """Mean and standard deviation that inputs are normalised with, in a shape that goes with them."""
 
 
@@ -39,7 +39,7 @@ class Augment(Config):
         return bool(self.crop or self.flip or self.cutout or self.rotate or self.auto)
 
     def __call__(
-        self, x: Tensor, generator: torch.Generator, constants: Constants | None = None
+        self, x: Tensor, generator: torch.Generator, constants: NormalConstants | None = None
     ) -> Tensor:
         """Return the augmented batch.
 
@@ -72,7 +72,7 @@ class Augment(Config):
             policy = torch.rand(AUTO_DRAWS, n, generator=generator)
         return Draws(offsets, mirrored, centres, angles, policy)
 
-    def changed(self, x: Tensor, draws: Draws, constants: Constants | None = None) -> Tensor:
+    def changed(self, x: Tensor, draws: Draws, constants: NormalConstants | None = None) -> Tensor:
         """Return images under what was drawn for them."""
         if draws.offsets is not None:
             x = _crop(x, self.crop, draws.offsets)
@@ -151,7 +151,7 @@ def _square(rows: Tensor, columns: Tensor, size: Sequence[int], side: int) -> Te
     return (inside_y[:, :, None] & inside_x[:, None, :])[:, None]
 
 
-def _auto(x: Tensor, policy: Tensor, constants: Constants | None) -> Tensor:
+def _auto(x: Tensor, policy: Tensor, constants: NormalConstants | None) -> Tensor:
     """Do AutoAugment to images as they were before normalisation, brought to 0..1."""
     mean, std = (0.0, 1.0) if constants is None else constants
     raw = x * std + mean

@@ -55,14 +55,14 @@ class GradientBalancer:
         e = -self.delta
         step = kp * (e - self.last) + ki * e + kd * (e - 2 * self.last + self.before)
         self.out = torch.where(self.active, self.out + step, 0.0)
-        self.last, self.before = e, self.last
-        return gain(self.out), gain(-self.out)
+        # A controller that is switched on later finds all that was added up until then.
+        self.last, self.before = torch.where(self.active, e, 0.0), self.last
+        return pull_of(self.out), pull_of(-self.out)
 
     def note(self, gradients: Tensor, own: Tensor) -> None:
         """Add up the (weighted) gradients of the logits of one batch."""
         size = gradients.abs()
-        moved = torch.where(own, size, -size).sum(dim=0)
-        self.delta = self.delta + torch.where(self.active, moved, 0.0)
+        self.delta = self.delta + torch.where(own, size, -size).sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class FedGraB(FedAvg[FedGraBState]):
         0.5,
         ge=0,
         lt=1,
-        description="share of the rounds without controllers, after which row lengths are read",
+        description="share of the rounds in which differences are added up and not yet controlled",
     )
     kp: float = Field(10.0, ge=0, description="K_p: weight of the difference itself")
     ki: float = Field(0.01, ge=0, description="K_i: weight of its sum over batches")
@@ -135,14 +135,14 @@ class FedGraB(FedAvg[FedGraBState]):
 
     def prepare(self, run: LocalRun) -> GradientBalancer | None:
         """Take up the controllers where the client left them."""
-        tail = run.payload.tensors.get("tail/classes")
-        if tail is None:
+        if self.control == "none":
             return None
         kept, device = Payload(dict(run.client.state)).group("balancer"), run.client.device
         zero = torch.zeros(run.client.num_classes)
         delta, out, last, before = (
             kept.get(n, zero).to(device) for n in ("delta", "out", "last", "before")
         )
+        tail = run.payload.tensors.get("tail/classes", zero)
         return GradientBalancer(delta, out, last, before, active=tail.to(device) > 0)
 
     def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class FedGraB(FedAvg[FedGraBState]):
         return super().reply(run)
 
 
-def gain(out: Tensor) -> Tensor:
+def pull_of(out: Tensor) -> Tensor:
     """Return (10/9) / (1/9 + e^(−x/2)): 1 at 0, from 0 to 10."""
     found: Tensor = (10 / 9) / (1 / 9 + torch.exp(-out / 2))
     return found

@@ -23,8 +23,8 @@ from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload
 from fedtail.training.classifier import second_stage
 
-LABELS = "relabelled/labels"
-AT_ONCE = 500
+NEW_LABELS = "relabelled/labels"
+VIEWS_AT_ONCE = 500
 
 
 @Method.register("fedrela")
@@ -49,14 +49,14 @@ class FedReLa(FedAvg[ModelState]):
         """Train on the client's labels, or on those that it gave its samples itself."""
         if not second_stage(client.round, client.rounds, self.begin):
             return super().train(payload, client)
-        if LABELS not in client.state:
+        if NEW_LABELS not in client.state:
             self.load(payload, client)
             p = self.predicted(client.model, client)
             draw = client.generator("labels")
-            client.state[LABELS] = relabelled(
+            client.state[NEW_LABELS] = relabelled(
                 p, client.data.labels, client.num_classes, self.share, draw
             )
-        labels = client.state[LABELS]
+        labels = client.state[NEW_LABELS]
         counts = torch.bincount(labels, minlength=client.num_classes)
         own = replace(client, data=replace(client.data, labels=labels), counts=counts)
         later = self.but(local=self.local.but(lr=self.local.lr * self.late_rate))
@@ -74,7 +74,7 @@ class FedReLa(FedAvg[ModelState]):
                     torch.cat(
                         [
                             model(client.data.batch(part, draw)[0]).softmax(dim=1).cpu()
-                            for part in torch.split(every, AT_ONCE)
+                            for part in torch.split(every, VIEWS_AT_ONCE)
                         ]
                     )
                     for _ in range(times)

@@ -33,7 +33,7 @@ from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import Head, train_head
 
 
-class Compared(NamedTuple):
+class Prototypes(NamedTuple):
     """What features are compared with.
 
     Attributes
@@ -139,7 +139,7 @@ class RUCR(FedAvg[ModelState]):
         found = sums_by_class(h, client.data.labels, client.num_classes)
         return Payload(grouped("means", found._asdict()))
 
-    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Compared | None:
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Prototypes | None:
         """Return what features are compared with, if anything."""
         means = payload.tensors.get("proto/means")
         if means is None:
@@ -148,7 +148,7 @@ class RUCR(FedAvg[ModelState]):
         present = counts > 0
         ratio = counts / counts.sum().clamp(min=1)
         margin = torch.where(present, ratio, 1.0).log()
-        return Compared(functional.normalize(means.to(client.device), dim=1), present, margin)
+        return Prototypes(functional.normalize(means.to(client.device), dim=1), present, margin)
 
     def local_loss(
         self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
@@ -160,7 +160,7 @@ class RUCR(FedAvg[ModelState]):
             return loss
         return loss + self.weight * self.compared(output.features, y, aux)
 
-    def compared(self, h: Tensor, y: Tensor, to: Compared) -> Tensor:
+    def compared(self, h: Tensor, y: Tensor, to: Prototypes) -> Tensor:
         """Return −log softmax(cos(h, p) / t + [c = y] log π_c)_y."""
         own = y[:, None] == torch.arange(len(to.present), device=y.device)
         cosines = functional.normalize(h, dim=1) @ to.prototypes.T / self.temperature

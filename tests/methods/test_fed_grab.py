@@ -14,8 +14,8 @@ from fedtail import FedAvg, FedGraB, run
 from fedtail.methods.fed_grab import (
     FedGraBState,
     GradientBalancer,
-    gain,
     kept_numbers,
+    pull_of,
     rare_rows,
 )
 from fedtail.models import SplitModel
@@ -34,7 +34,7 @@ class TestController:
     def test_the_gain_by_hand(self) -> None:
         # x = 2 ln 9: (10/9) / (1/9 + 1/9) = 5; x = -2 ln 9: (10/9) / (1/9 + 9) = 10/82.
         x = torch.tensor([0.0, 2 * math.log(9), -2 * math.log(9), 1e3, -1e3])
-        torch.testing.assert_close(gain(x), torch.tensor([1.0, 5.0, 10 / 82, 10.0, 0.0]))
+        torch.testing.assert_close(pull_of(x), torch.tensor([1.0, 5.0, 10 / 82, 10.0, 0.0]))
 
     def test_nothing_seen_weighs_nothing(self) -> None:
         pull, push = balancer([0.0, 0.0]).weights(10, 0.01, 0.1)
@@ -55,22 +55,33 @@ class TestController:
         one.delta = torch.tensor([-1.0])
         pull, push = one.weights(3, 0.5, 0.25)
         assert float(one.out) == 4.25
-        assert float(pull) == pytest.approx(float(gain(torch.tensor(4.25))))
-        assert float(push) == pytest.approx(float(gain(torch.tensor(-4.25))))
+        assert float(pull) == pytest.approx(float(pull_of(torch.tensor(4.25))))
+        assert float(push) == pytest.approx(float(pull_of(torch.tensor(-4.25))))
         assert (float(one.last), float(one.before)) == (1.0, 2.0)
 
     def test_gradients_are_added_up_by_what_they_do(self) -> None:
-        # Class 0: its own sample has 0.25 up, the other 0.5 down; class 1 is not controlled.
+        # Class 0: its own sample has 0.25 up, the other 0.5 down; class 1 0.125 and 0.5. What is
+        # not controlled is added up, too.
         one = balancer([1.0, 0.0], active=torch.tensor([True, False]))
         own = torch.tensor([[True, False], [False, True]])
         one.note(torch.tensor([[-0.25, 0.5], [0.5, -0.125]]), own)
-        assert one.delta.tolist() == [0.75, 0.0]
+        assert one.delta.tolist() == [0.75, -0.375]
 
     def test_a_class_out_of_control_weighs_1(self) -> None:
         one = balancer([5.0, 5.0], active=torch.tensor([True, False]))
         pull, push = one.weights(10, 0.01, 0.1)
         assert float(pull[1]) == float(push[1]) == 1.0
         assert float(pull[0]) < 0.1
+
+    def test_a_controller_that_is_switched_on_finds_the_whole_difference(self) -> None:
+        # e = 2 all the time; out = 3·(2 - 0) + 0.5·2 + 0.25·2 = 7.5 at once.
+        one = balancer([-2.0], active=torch.tensor([False]))
+        for _ in range(3):
+            one.weights(3, 0.5, 0.25)
+        assert float(one.out) == 0.0
+        one.active = torch.tensor([True])
+        one.weights(3, 0.5, 0.25)
+        assert float(one.out) == 7.5
 
     def test_the_difference_goes_to_zero_on_a_stream_that_stays_the_same(self) -> None:
         # A class with a fifth of the samples: up 0.1 a batch, down 0.4, before weights. Without the
@@ -141,7 +152,7 @@ def test_two_steps_of_a_client_by_hand() -> None:
     client = tiny.client(DATA, 0, zeros())
     sent = method.train(controlled(), client)
     a = torch.tensor([-1 / 6, 1 / 6])
-    pull, push = gain(a), gain(-a)
+    pull, push = pull_of(a), pull_of(-a)
     s = torch.tensor([1 / 6, -1 / 6]).sigmoid()
     up = pull * (1 - s) * torch.tensor([2, 1]) / 3
     down = push * s * torch.tensor([1, 2]) / 3

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedtail import RUCR, FedAvg, FedtailError, run
-from fedtail.methods.rucr import Compared, with_prototypes
+from fedtail.methods.rucr import Prototypes, with_prototypes
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 
@@ -52,7 +52,7 @@ def test_prototypes_are_means_over_all_samples_of_a_class() -> None:
 def test_the_comparison_by_hand() -> None:
     # h = (0, 7) of class 1; prototypes (1, 0), (0, 1), none: cosines 0, 1, 0; log π of class 1 is
     # log 1/4 and comes on class 1 alone: logits (0, 1 - ln 4, 0).
-    to = Compared(
+    to = Prototypes(
         torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]),
         torch.tensor([True, True, False]),
         torch.tensor([math.log(3 / 4), math.log(1 / 4), 0.0]),
