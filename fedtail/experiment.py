@@ -118,6 +118,11 @@ class Experiment(Config):
     finish: Finish = Field(
         NoFinish(), description="a last step after training, before a model is tested and shipped"
     )
+    deviation: bool = Field(
+        False,
+        description="whenever a model is tested, have clients count the pairs of their classes of "
+        "which local updates turn against the rarer one, by FedLC's deviation bound",
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
     traffic_limit: float = Field(
         100.0,
@@ -215,6 +220,10 @@ class Experiment(Config):
     def _finish(self) -> Self:
         if self.privacy.on:
             refuse_private(self.finish if self.finish.asks else self.method.last_step())
+            if self.deviation:
+                raise FedtailError(
+                    "deviation asks clients for more than the budget of differential privacy covers"
+                )
         return self
 
     @field_validator("together", mode="before")
