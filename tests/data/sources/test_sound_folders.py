@@ -26,7 +26,8 @@ def test_numbers_of_any_width_count_from_minus_one_to_one(tmp_path: Path) -> Non
     for kind, value in half.items():
         wave, rate = read_clip(clip(tmp_path / f"{kind}.wav", np.array([value, value], kind)))
         assert wave.tolist() == [0.5, 0.5], kind
-        assert (wave.dtype, rate) == (np.float32, 8000)
+        assert wave.dtype == np.float32
+        assert rate == 8000
     both = np.array([[2**14, 0], [2**14, -(2**14)]], np.int16)  # left, right
     assert read_clip(clip(tmp_path / "two.wav", both))[0].tolist() == [0.25, 0.0]
 

@@ -57,7 +57,7 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
     assert dataset.train.y.tolist() == [1, 0, 1]
     one = TableFile(path=path, test=path, input="b").load()
     assert one.train.x[torch.tensor([0])].tolist() == [[2.5]]
-    assert Experiment(data={"name": "table", "path": path, "input": ["b", "a"]}).data.input == (  # type: ignore[arg-type,attr-defined]
+    assert Experiment(data={"name": "table", "path": path, "input": ["b", "a"]}).data.input == (  # type: ignore[attr-defined]
         "b",
         "a",
     )
