@@ -23,7 +23,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_every_arm_is_a_method() -> None:
-    made = [Method.model_validate(arm) for arm in slac.ARMS.values()]
+    made: list[Method[object]] = [Method.model_validate(arm) for arm in slac.ARMS.values()]
     assert len({str(method.describe()) for method in made}) == len(made)
 
 
