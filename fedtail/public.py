@@ -65,6 +65,7 @@ from fedtail.training import (
     ServerSGD,
     ServerYogi,
     Shuffled,
+    SmoothedPrior,
 )
 from fedtail.training.closed_heads import LDA, BalancedRidge, ClosedHead, NearestMean
 
@@ -139,6 +140,7 @@ __all__ = [
     "ServerYogi",
     "Shards",
     "Shuffled",
+    "SmoothedPrior",
     "Source",
     "Split",
     "SplitModel",

@@ -39,6 +39,7 @@ from fedtail.methods.ride import RIDE
 from fedtail.methods.rucr import RUCR
 from fedtail.methods.scaffold import Scaffold
 from fedtail.methods.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedtail.methods.slac import SLAC
 from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "LDAM",
     "RIDE",
     "RUCR",
+    "SLAC",
     "BalanceFL",
     "CReFF",
     "Centralised",

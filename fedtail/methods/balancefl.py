@@ -104,9 +104,9 @@ class BalanceFL(FedAvg[ModelState]):
     augment_features: bool = Field(True, description="spread the features of rare classes")
     smooth: bool = Field(True, description="reward spread over the active classes")
     domain: Domain = Field(
-        "code",
-        description="code: separate softmaxes over active and over absent classes; paper: one over "
-        "all classes, of which the terms sum a part",
+        "paper",
+        description="paper: one softmax over all classes, of which the terms sum a part; code: "
+        "separate ones over active and over absent classes",
     )
     absent_by: Literal["client", "batch"] = Field(
         "client", description="absent: not held by the client (paper), or not in the batch (code)"

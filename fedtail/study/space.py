@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TUNABLE: dict[str, dict[str, str]] = {
     "fedavg": {"local.lr": "0.003..1:log"},
-    "balancefl": {"ki_weight": "0.1..10:log", "lambda1": "0.0001..0.1:log"},
+    "balancefl": {"ki_weight": "0.1..10:log", "sampler.gamma": "0..1"},
     "ccvr": {"head_lr": "0.001..0.1:log"},
     "climb": {"dual_lr": "0.01..10:log"},
     "creff": {"match_lr": "0.01..1:log", "head_lr": "0.001..0.1:log"},
@@ -28,7 +28,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "fedbe": {"distil_lr": "0.0001..0.01:log"},
     "feddf": {"distil_lr": "0.0001..0.01:log"},
     "fedetf": {"scale": "1..30:log"},
-    "fedlc": {"tau": "0.1..10:log"},
+    "fedlc": {"tau": "0.1..10:log", "absent": "0.01..10:log"},
     "fedloge": {"norm": "0.05..5:log"},
     "fednh": {"scale": "1..30:log"},
     "fednpc": {"keep": "0.5..0.99", "noise_lr": "0.02..0.3:log"},
@@ -47,6 +47,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "redgrape": {"lam": "0.01..1:log"},
     "ride": {"loss.diversity": "0.01..1:log"},
     "rucr": {"weight": "0.02..1:log", "head_lr": "0.001..0.1:log"},
+    "slac": {"prior.samples": "0.01..10:log"},
     "tau-norm": {"tau": "0..1"},
 }
 """The one or two fields that matter most, by method; what derives from a method has its too."""
