@@ -82,7 +82,7 @@ class ClientProtection:
             for parts, some in zip((False, True), both, strict=True)
         ]
         x = np.concatenate(pieces)
-        self.member.masked(client.id, task, layout_digest(*both, real), x)
+        self.member.masked(client.id, task, layout_digest(both, real), x)
         return Payload({masked_name(part_of(form)): as_signed(x)})
 
     def perform(self, task: Task) -> Payload:

@@ -15,6 +15,7 @@ from fedtail.forms import Form, Like, Mean, Total
 from fedtail.privacy.clipping import WITHIN
 from fedtail.privacy.layout import Slot, slots
 from fedtail.privacy.secure.crypto import (
+    Numbers,
     add_mask,
     agreed,
     derived,
@@ -83,7 +84,7 @@ def test_two_who_agree_have_one_key_and_others_another() -> None:
 @pytest.mark.parametrize("length", [1, 7, 16_384, 20_001])
 def test_masks_cancel_modulo_2_to_the_w(kind: type, length: int) -> None:
     # Three members, masks of pairs: +ab +ac, −ab +bc, −ac −bc; what is left are the own masks.
-    x = [np.arange(length, dtype=kind) * (k + 1) for k in range(3)]
+    x: list[Numbers] = [np.arange(length, dtype=kind) * (k + 1) for k in range(3)]
     clear = sum(x[1:], start=x[0].copy())
     ab, ac, bc, *own = (secrets.token_bytes(32) for _ in range(6))
     for number, key, sign in (
@@ -157,9 +158,9 @@ def test_no_sum_of_allowed_numbers_is_out_of_range(width: int, members: int) -> 
 def test_what_stands_where_is_part_of_the_terms() -> None:
     form = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((1,))}, Total())
     other = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((2,))}, Total())
-    one, another = (layout_digest(list(slots(f, False)), []) for f in (form, other))
+    one, another = (layout_digest([list(slots(f, False))]) for f in (form, other))
     assert one != another
-    assert one != layout_digest(list(slots(form, False)), [], 20)
+    assert one != layout_digest([list(slots(form, False))], 20)
 
 
 def test_thresholds() -> None:

@@ -24,9 +24,9 @@ def shift(slot: Slot, real: int = REAL_BITS) -> int:
     return 0 if slot.whole else 1 if slot.name == WITHIN else real
 
 
-def layout_digest(slots: Sequence[Slot], parts: Sequence[Slot], real: int = REAL_BITS) -> str:
-    """Return the digest of what stands where in a vector, and of every f."""
-    plain = [[[*slot, shift(slot, real)] for slot in some] for some in (slots, parts)]
+def layout_digest(both: Sequence[Sequence[Slot]], real: int = REAL_BITS) -> str:
+    """Return the digest of what stands where in a vector, without and with parts, and of all f."""
+    plain = [[[*slot, shift(slot, real)] for slot in some] for some in both]
     return digest(json.dumps(plain).encode()).hex()
 
 

@@ -88,7 +88,7 @@ class SecureSums:
                 if budget is not None:
                     form = private_form(form, budget.adaptive)
                 both = [list(slots(form, parts)) for parts in (False, True)]
-                layout = layout_digest(*both, self.real)
+                layout = layout_digest(both, self.real)
                 sent = payload_digest(task.payload, SECURE)
                 seen[key] = Kind(part_of(form), task.action, sent, layout)
             kinds.setdefault(seen[key], []).append(task)

@@ -161,8 +161,8 @@ def test_what_exists_only_in_python_is_refused(tmp_path: Path) -> None:
 
 
 def test_protection_that_would_be_lost_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedtailError, match="updates that are encrypted are not carried"):
-        Launch().run(Experiment(encrypt=True), tmp_path / "run")
+    with pytest.raises(FedtailError, match="updates that are summed securely are not carried"):
+        Launch().run(Experiment(secure=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
