@@ -217,7 +217,7 @@ class Experiment(Config):
     @model_validator(mode="after")
     def _finish(self) -> Self:
         if self.privacy.on:
-            refuse_private(self.finish)
+            refuse_private(self.finish if self.finish.asks else self.method.last_step())
         return self
 
     @field_validator("together", mode="before")

@@ -85,7 +85,7 @@ class Scoring:
 
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
         """Hold the exchanges that come after training, on a copy."""
-        method, finish = self.setting.method, self.setting.experiment.finish
+        method, finish = self.setting.method, self.setting.finish
         with self.forgotten(server, "after"):
             final = drive(method.finalize(state, server), state, self.engine, server, ledger)
             with blaming(f"server half, round {server.round}"):

@@ -23,7 +23,7 @@ from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
-from fedtail.finish import shipped_network
+from fedtail.finish import Finish, shipped_network
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.metrics.traffic import GB, human_bytes
@@ -136,11 +136,17 @@ class Setting:
             return range(trained)
         return range(trained, trained + len(self.split.held_out) - len(self.split))
 
+    @property
+    def finish(self) -> Finish:
+        """The last step: what the experiment names, or what the method brings."""
+        named = self.experiment.finish
+        return named if named.asks else self.method.last_step()
+
     @cached_property
     def traffic(self) -> Traffic | None:
         """What will be sent, where that grows with classes and features."""
         experiment, classes = self.experiment, self.dataset.num_classes
-        last = experiment.finish.volume(self.base, classes)
+        last = self.finish.volume(self.base, classes)
         if last is None and self.method.volume(self.model, classes, 0) is None:
             return None
         some = range(0, len(self.federation), max(1, len(self.federation) // COUNTED_CLIENTS))
@@ -416,21 +422,26 @@ def prepare(experiment: Experiment) -> Setting:
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     tokens = not taken.is_floating_point()
     federation = Federation(dataset, parts, experiment.augment, device, images, held, tokens)
-    if federation.asks != "none" and experiment.privacy.on:
-        raise FedtailError(
-            f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
-            " differential privacy does not cover: give data.mean and data.std, or"
-            " data.normalisation=none"
-        )
+    check_normalisation(federation, experiment)
     setting = Setting(experiment, dataset, split, federation, base, model, device)
     check_finish(setting)
     setting.check_traffic()
     return setting
 
 
+def check_normalisation(federation: Federation, experiment: Experiment) -> None:
+    """Refuse to ask clients for sums of their inputs in a private run."""
+    if federation.asks != "none" and experiment.privacy.on:
+        raise FedtailError(
+            f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
+            " differential privacy does not cover: give data.mean and data.std, or"
+            " data.normalisation=none"
+        )
+
+
 def check_finish(setting: Setting) -> None:
     """Refuse a last step that cannot be done to what the method ships."""
-    method, finish = setting.method, setting.experiment.finish
+    method, finish = setting.method, setting.finish
     if finish.asks:
         shipped = dict(method.eval_model(method.init(setting.model, setting.server(0))))
         finish.check(shipped_network(shipped, setting.model, setting.base))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +32,17 @@ def new(
     publisher: Annotated[
         str, typer.Option(metavar="NAME", help="whom Flower calls the publisher")
     ] = "me",
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            metavar="E",
+            help="differential privacy: the budget of a run (default inf, which is none)",
+            show_default=False,
+        ),
+    ] = math.inf,
 ) -> None:
     """Write a Flower app that `flwr run` accepts, offline."""
     from fedtail.engines.flower.new import new_app
 
-    for path in new_app(folder, method, publisher):
+    for path in new_app(folder, method, publisher, epsilon):
         print(path)

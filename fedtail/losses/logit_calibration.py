@@ -6,7 +6,9 @@ Calibration", ICML 2022.
 −log softmax(z̃)_y with z̃_c = z_c − τ n_c^(−1/4), n_c the client's own class counts; testing uses
 the raw logits z. Written out (Eq. 6 and 7), the loss is log Σ_i exp(z_i − z_y + Δ_yi) with the
 pairwise margin Δ_yi = τ (n_y^(−1/4) − n_i^(−1/4)): a rare class asks for a larger margin. A class
-that the client does not hold has n_c = 0, so z̃_c = −∞: it drops out and gets no gradient.
+that the client does not hold counts as `absent` samples. With 0, as the formula has it, z̃_c = −∞:
+it drops out and gets no gradient, and nobody teaches the difference between two classes that no
+client holds together.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ class LogitCalibration(LocalLoss):
 
     reads_features: ClassVar[bool] = False
 
-    tau: float = Field(1.0, ge=0, description="strength of the margins; 0 is cross-entropy")
+    tau: float = Field(4.0, ge=0, description="strength of the margins; 0 is cross-entropy")
+    absent: float = Field(
+        1.0,
+        ge=0,
+        description="how many samples a class counts as that the client does not hold; 0 masks it",
+    )
     exclude_true_class: bool = Field(
         False,
         description="leave y out of the sum, as Eq. 7 is printed; unbounded below, for study only",
@@ -57,4 +64,4 @@ class LogitCalibration(LocalLoss):
                 f"logit_calibration got a sample of class {int(unknown[0])}, of which the client's"
                 " class counts say that it has none"
             )
-        return z - self.tau * counts.pow(-0.25)
+        return z - self.tau * torch.where(counts > 0, counts, self.absent).pow(-0.25)

@@ -13,9 +13,13 @@ from fedtail.methods.fedalign import FedAlign
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedbe import FedBE
 from fedtail.methods.feddf import FedDF
+from fedtail.methods.fedetf import FedETF
 from fedtail.methods.fedlc import FedLC
+from fedtail.methods.fedloge import FedLoGe
+from fedtail.methods.fednh import FedNH, FedUH
 from fedtail.methods.fednova import FedNova
 from fedtail.methods.fedprox import FedProx
+from fedtail.methods.fedrod import FedRoD
 from fedtail.methods.fedvls import FedVLS
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
@@ -55,11 +59,16 @@ __all__ = [
     "FedAvgM",
     "FedBE",
     "FedDF",
+    "FedETF",
     "FedFocal",
     "FedLC",
+    "FedLoGe",
+    "FedNH",
     "FedNova",
     "FedProx",
     "FedRS",
+    "FedRoD",
+    "FedUH",
     "FedVLS",
     "FedYogi",
     "GBMEp",

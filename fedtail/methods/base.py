@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
+from fedtail.finish import Finish, NoFinish
 from fedtail.forms import Form
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
@@ -194,6 +195,13 @@ class Method(Component, Generic[S]):
     def closed_head(self) -> ClosedHead | None:
         """Return how it makes a head of sums of features, if it does: what an audit attacks."""
         return None
+
+    def last_step(self) -> Finish:
+        """Return what is done to the model before it is tested, where the experiment says nothing.
+
+        By default nothing. The run asks it of the clients, see `fedtail.finish`.
+        """
+        return NoFinish()
 
     def personal(self, s: S, server: Server) -> list[Task]:
         """Return tasks that clients answer with models of their own, in the group ``model``.

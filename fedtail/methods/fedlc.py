@@ -45,6 +45,11 @@ class FedLC(FedAvg[ModelState]):
     tau: float | None = Field(
         None, ge=0, description="short for loss.tau, the strength of the margins; kept there"
     )
+    absent: float | None = Field(
+        None,
+        ge=0,
+        description="short for loss.absent, the count of a class that the client lacks; kept there",
+    )
     deviation: bool = Field(
         False,
         description="log how far the loss moves the head away from rare and from frequent classes:"
@@ -53,15 +58,17 @@ class FedLC(FedAvg[ModelState]):
 
     @classmethod
     def _completed(cls, value: Any) -> Any:
-        """Move τ to where its default and limits are."""
-        if not isinstance(value, Mapping) or value.get("tau") is None:
+        """Move what is the loss's to where its default and limits are."""
+        if not isinstance(value, Mapping):
             return super()._completed(value)
         fields = dict(value)
-        tau, loss = fields.pop("tau"), fields.get("loss", {})
-        if isinstance(loss, LocalLoss):
-            fields["loss"] = loss.but(tau=tau)
-        elif isinstance(loss, str | Mapping):
-            fields["loss"] = {**({"name": loss} if isinstance(loss, str) else loss), "tau": tau}
+        short = {name: fields.pop(name, None) for name in ("tau", "absent")}
+        own = {name: number for name, number in short.items() if number is not None}
+        loss = fields.get("loss", {})
+        if own and isinstance(loss, LocalLoss):
+            fields["loss"] = loss.but(**own)
+        elif own and isinstance(loss, str | Mapping):
+            fields["loss"] = {**({"name": loss} if isinstance(loss, str) else loss), **own}
         return super()._completed(fields)
 
     def build_model(self, base: SplitModel) -> SplitModel:

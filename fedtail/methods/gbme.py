@@ -90,10 +90,20 @@ class GBME(FedAvg[GBMEState]):
         description="clients by their likeness to Π; by that of their class counts, which they "
         "then reveal; or by chance (Table 10)",
     )
+    rest: Literal["all", "others"] = Field(
+        "all",
+        description="who the rest of a cohort is drawn from: everybody (paper), or the clients of "
+        "other groups",
+    )
     per_expert: bool = Field(
         True,
         description="sum the losses of the trained experts' own logits, as the code does; false: "
         "the loss of the mean logits (Eq. 7)",
+    )
+    times_experts: bool = Field(
+        True,
+        description="with per_expert=false: multiply the loss by M, so that an expert has the "
+        "gradient of a single model; false is Eq. 7 as printed",
     )
     joint: float = Field(
         0.0, ge=0, le=1, description="share of the rounds that train all experts together first"
@@ -157,13 +167,16 @@ class GBME(FedAvg[GBMEState]):
         return self.aggregate(s, found, server)
 
     def draw(self, i: int, groups: Sequence[Sequence[ClientId]], server: Server) -> list[ClientId]:
-        """Return R distinct clients: αR of group i, the others of the other groups."""
+        """Return R distinct clients: αR of group i, the rest of everybody, or of other groups."""
         apart = [np.asarray(g, dtype=np.int64) for j, g in enumerate(groups) if j != i]
         others: list[ClientId] = np.sort(np.concatenate(apart)).tolist()
         size = min(server.per_round, len(server.clients))
         own = min(math.floor(self.alpha * size + 0.5), len(groups[i]))
-        own = max(own, size - len(others))
+        if self.rest == "others":
+            own = max(own, size - len(others))
         inside = server.cohort(own, groups[i], f"expert {i}: group")
+        if self.rest == "all":
+            others = sorted({*server.clients} - {*inside})
         return sorted(inside + server.cohort(size - own, others, f"expert {i}: others"))
 
     def aggregate(self, s: GBMEState, found: Reduced, server: Server) -> GBMEState:
@@ -220,15 +233,18 @@ class GBME(FedAvg[GBMEState]):
             model.train_only(None)
 
     def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
-        """CE(mean logits + log π, y) (Eq. 7), or the sum of the trained experts' own."""
+        """M CE(mean logits + log π, y) (Eq. 7 times M), or the sum of the trained experts' own."""
         only = run.payload.scalars.get("expert")
         if only is not None and self.per_expert and not self.loss.reads_features:
             # The others neither learn nor count: what they say would be multiplied by zero.
             alone = cast(ExpertModel, run.model).output_of(int(only), x)
             return self.loss(alone, y, run.context)
         output = run.model.output(x)
-        if not self.per_expert or output.experts is None:
+        if output.experts is None:
             return self.loss(output, y, run.context)
+        if not self.per_expert:
+            factor = len(output.experts) if self.times_experts else 1
+            return factor * self.loss(output, y, run.context)
         each = output.experts if only is None else output.experts[int(only)].unsqueeze(0)
         losses = [self.loss(output._replace(logits=z, experts=None), y, run.context) for z in each]
         return torch.stack(losses).sum()

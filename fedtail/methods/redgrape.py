@@ -84,9 +84,9 @@ class RedGrape(FedAvg[RedGrapeState]):
     )
     second_head: bool = Field(True, description="train with Ŵ; without it W is given both")
     rebalance: Literal["outside", "inside"] = Field(
-        "outside",
-        description="the re-balancing step: after the optimiser's (code), or added to the gradient "
-        "before clipping and momentum",
+        "inside",
+        description="the re-balancing step: added to the gradient before clipping and momentum, or "
+        "after the optimiser's step (code), where with momentum it is a part of λ only",
     )
     unreported: Literal["mean", "zero"] = Field(
         "mean",
@@ -260,7 +260,7 @@ class RedGrape(FedAvg[RedGrapeState]):
         return {name: t / run.client.num_classes for name, t in total.items()}
 
     def after_step(self, run: LocalRun) -> None:
-        """W ← W − η λ g_bal ‖g_local‖ / ‖g_bal‖, outside momentum and clipping (Eq. 13)."""
+        """W ← W − η λ g_bal ‖g_local‖ / ‖g_bal‖, if outside momentum and clipping (Eq. 13)."""
         rate = float(run.optimizer.param_groups[0]["lr"])
         with torch.no_grad():
             for parameter, step in run.aux.steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self, cast
 
 import torch
@@ -271,14 +271,19 @@ def only_head(model: SplitModel) -> bool:
 
 def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
     """Return a copy whose heads are cosine heads of this scale; those that are stay as they are."""
+    return with_new_heads(model, lambda head, name: _cosine(head, name, scale))
+
+
+def with_new_heads(model: SplitModel, make: Callable[[nn.Module, str], nn.Module]) -> SplitModel:
+    """Return a copy with other heads in the places of its own, made of each and its name."""
     made = copy.deepcopy(model)
     for name, head in zip(made.head_names, made.heads, strict=True):
-        cosine = _cosine(head, name, scale)
+        new = make(head, name)
         parent, _, leaf = name.rpartition(".")
         if leaf:
-            setattr(made.module.get_submodule(parent), leaf, cosine)
+            setattr(made.module.get_submodule(parent), leaf, new)
         else:
-            made.module = cosine
+            made.module = new
     made.note_frozen()
     return made
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TUNABLE: dict[str, dict[str, str]] = {
     "fedavg": {"local.lr": "0.003..1:log"},
-    "balancefl": {"ki_weight": "0.1..10:log", "lambda1": "0.0001..0.1:log"},
+    "balancefl": {"ki_weight": "0.1..10:log", "sampler.gamma": "0..1"},
     "ccvr": {"head_lr": "0.001..0.1:log"},
     "climb": {"dual_lr": "0.01..10:log"},
     "creff": {"match_lr": "0.01..1:log", "head_lr": "0.001..0.1:log"},
@@ -26,7 +26,10 @@ TUNABLE: dict[str, dict[str, str]] = {
     "fedavgm": {"server_optimizer.momentum": "0.3..0.97"},
     "fedbe": {"distil_lr": "0.0001..0.01:log"},
     "feddf": {"distil_lr": "0.0001..0.01:log"},
-    "fedlc": {"tau": "0.1..10:log"},
+    "fedetf": {"scale": "1..30:log"},
+    "fedlc": {"tau": "0.1..10:log", "absent": "0.01..10:log"},
+    "fedloge": {"norm": "0.05..5:log"},
+    "fednh": {"scale": "1..30:log"},
     "fedprox": {"mu": "0.0001..0.5:log"},
     "fedrs": {"loss.alpha": "0..1"},
     "fedyogi": {"server_optimizer.lr": "0.003..1:log"},

@@ -24,17 +24,19 @@ def linear(bias: bool = False) -> SplitModel:
     return model
 
 
-def test_one_step_by_hand() -> None:
+@pytest.mark.parametrize(("absent", "p"), [(0, (1 / 4, 3 / 4, 0.0)), (1, (1 / 5, 3 / 5, 1 / 5))])
+def test_one_step_by_hand(absent: float, p: tuple[float, ...]) -> None:
     # One client with 1 sample of class 0, 16 of class 1 and none of class 2; x = 1, w = 0, lr = 1.
-    # τ = 2 ln 3: the calibrated softmax is (1/4, 3/4, 0), see tests/losses. The mean gradient is
-    # p - (1/17, 16/17, 0), so w = (1/17 - 1/4, 16/17 - 3/4, 0).
+    # τ = 2 ln 3: the calibrated softmax is (1/4, 3/4, 0) if class 2 is masked, and (1/5, 3/5, 1/5)
+    # if it counts as one sample, see tests/losses. The mean gradient is p - (1/17, 16/17, 0), so
+    # w = (1/17, 16/17, 0) - p.
     data = tiny.federation([[1.0]] * 17, [0] + [1] * 16, [range(17)], classes=3)
-    method = FedLC(tau=2 * math.log(3), local=LocalTraining(lr=1.0, batch_size=17))
+    method = FedLC(tau=2 * math.log(3), absent=absent, local=LocalTraining(lr=1.0, batch_size=17))
     payload = Payload(grouped("model", linear().tensors()))
     reply = method.train(payload, tiny.client(data, 0, linear()))
     weight = reply.tensors["model/0.weight"].flatten().tolist()
-    assert weight == pytest.approx([1 / 17 - 1 / 4, 16 / 17 - 3 / 4, 0.0], rel=1e-5)
-    assert weight[2] == 0.0
+    assert weight == pytest.approx([1 / 17 - p[0], 16 / 17 - p[1], -p[2]], rel=1e-5)
+    assert absent or weight[2] == 0.0
     assert set(reply.tensors) == {"model/0.weight"}
 
 
@@ -46,7 +48,7 @@ def test_without_tau_it_is_fedavg_to_the_bit(model: Any) -> None:
 
 
 def test_what_nobody_has_is_not_unlearnt() -> None:
-    # Nobody has class 3: FedAvg pushes its bias down, FedLC leaves its row as it was.
+    # Nobody has class 3: FedAvg pushes its bias down, FedLC with a mask leaves its row as it was.
     before = tiny.plain_model()
 
     def model() -> nn.Module:
@@ -55,13 +57,23 @@ def test_what_nobody_has_is_not_unlearnt() -> None:
         return made
 
     ours, plain = (
-        run(tiny.experiment(method(local=tiny.quick()), model)).tensors
-        for method in (FedLC, FedAvg)
+        run(tiny.experiment(method.model_validate(fields), model)).tensors
+        for method, fields in (
+            (FedLC, {"name": "fedlc", "absent": 0, "local": tiny.quick()}),
+            (FedAvg, {"name": "fedavg", "local": tiny.quick()}),
+        )
     )
     start = before.state_dict()
     assert torch.equal(ours["3.weight"][3], start["3.weight"][3])
     assert torch.equal(ours["3.bias"][3], start["3.bias"][3])
     assert plain["3.bias"][3] < start["3.bias"][3]
+
+
+def test_both_numbers_have_a_short_form() -> None:
+    both = FedLC(tau=0.5, absent=0)
+    assert both.loss == LogitCalibration(tau=0.5, absent=0)
+    assert FedLC(tau=0.5).but(absent=0) == both
+    assert not {"tau", "absent"} & both.describe().keys()
 
 
 def test_tau_has_a_short_form() -> None:
@@ -114,7 +126,7 @@ def measured(
     """Return what one round at w = 0 logs; x = 1 for every sample unless inputs are given."""
     x = [[value] for value in inputs or [1.0] * len(labels)]
     data = tiny.federation(x, labels, parts, classes=3)
-    method = FedLC(tau=tau, deviation=True, local=tiny.quick())
+    method = FedLC(tau=tau, absent=0, deviation=True, local=tiny.quick())
     model = linear(bias)
     server = tiny.server(model, len(parts), num_classes=3)
     state = method.init(model, server)
@@ -132,7 +144,7 @@ def test_deviation_by_hand() -> None:
     assert measured(0, everything, labels) == pytest.approx(
         {"deviation_minority": 8, "deviation_majority": 1 / 32, "absent_push": 1 / 3}
     )
-    # Calibrated p = (1/4, 3/4, 0): 16/4 against 3/4, and 3/4 against 16/4.
+    # Calibrated and masked, p = (1/4, 3/4, 0): 16/4 against 3/4, and 3/4 against 16/4.
     assert measured(2 * math.log(3), everything, labels) == pytest.approx(
         {"deviation_minority": 16 / 3, "deviation_majority": 3 / 16, "absent_push": 0},
         rel=1e-6,
@@ -170,7 +182,7 @@ def test_classes_of_one_size_are_not_rare() -> None:
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])
 def test_measuring_changes_nothing(model: Any) -> None:
     plain, watched = (
-        run(tiny.experiment(FedLC(deviation=deviation, local=tiny.quick()), model))
+        run(tiny.experiment(FedLC(absent=0, deviation=deviation, local=tiny.quick()), model))
         for deviation in (False, True)
     )
     assert watched.digest == plain.digest

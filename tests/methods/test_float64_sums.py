@@ -1,6 +1,6 @@
 """Exact sums against what float64 sums in the order of client ids gave.
 
-`float64_sums.safetensors` holds the models of twelve methods after the three rounds of conformance
+`float64_sums.safetensors` holds the models of eleven methods after the three rounds of conformance
 tests, made at the last commit that added updates up in float64. Another processor rounds training
 itself otherwise, by some 1e-7 in three rounds; the tolerance is the one that the change promised.
 """

@@ -23,7 +23,7 @@ def calibrated_residual(z: Tensor, y: Tensor, tau: float) -> Tensor:
     z = z.clone().requires_grad_()
     counts = torch.bincount(y, minlength=z.shape[1]).float()
     context = LossContext(counts=counts, prior=counts, round=1, rounds=1)
-    loss = LogitCalibration(tau=tau)(Output(z, z), y, context)
+    loss = LogitCalibration(tau=tau, absent=0)(Output(z, z), y, context)
     return torch.autograd.grad(loss, z)[0] * len(y)
 
 

@@ -16,7 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.callbacks import Callback, own_callbacks
-from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.engine import loop_over
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.records import Content
 from fedtail.engines.flower.roster import Roster
@@ -27,8 +27,8 @@ from fedtail.engines.runtime import numerics
 from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop
 from fedtail.plugins import load_plugins
+from fedtail.privacy.plan import protection
 from fedtail.setting import Setting, prepare
 
 server_app = ServerApp()
@@ -62,9 +62,9 @@ def run_loop(grid: Grid, folder: RunFolder, status: StatusFiles, config: Any) ->
             checkpoint_every=experiment.checkpoint_every,
         )
         executor = FlowerExecutor(grid, roster, terms, setting.runtime(), status.journal)
-        Loop(setting, Flower(executor, setting.experiment.robust_side), folder, watchers).run(
-            bool(config["resume"])
-        )
+        protected = stack.enter_context(protection(setting))
+        loop = loop_over(executor, setting, protected, folder, watchers)
+        loop.run(bool(config["resume"]))
 
 
 def answer_described(content: Content, context: Context) -> Content:

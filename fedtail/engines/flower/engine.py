@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedtail.callbacks import Callback
 from fedtail.engines.base import ServerSide
 from fedtail.engines.embedded import Embedded
+from fedtail.engines.flower.demands import terms_told
 from fedtail.engines.flower.executor import FlowerExecutor
+from fedtail.folder import RunFolder
+from fedtail.loop import Loop
+from fedtail.privacy.plan import Protection
 from fedtail.protocol import ClientId
+from fedtail.setting import Setting
 
 
 class Flower(Embedded):
@@ -28,3 +37,32 @@ class Flower(Embedded):
         if self.executor.terms.method is None:
             return super().announced(client)
         return self.executor.roster.samples.get(client)
+
+
+def loop_over(
+    executor: FlowerExecutor,
+    setting: Setting,
+    protected: Protection | None,
+    folder: RunFolder | None,
+    callbacks: Sequence[Callback],
+) -> Loop:
+    """Return the loop of a run on nodes, protected on both sides if that is asked for.
+
+    Parameters
+    ----------
+    executor
+        Who carries tasks to nodes; told here what protects the updates that come back.
+    setting, folder, callbacks
+        Those of the loop.
+    protected
+        Both sides of a protection, and its budget.
+    """
+    if protected is None:
+        side = setting.experiment.robust_side
+        return Loop(setting, Flower(executor, side), folder, callbacks)
+    more = {**executor.terms.more, **terms_told(protected.client)}
+    executor.terms = replace(executor.terms, more=more)
+    executor.runtime.client_side = protected.client
+    executor.hides = protected.budget is not None and protected.budget.hides
+    engine = Flower(executor, protected.server)
+    return Loop(setting, engine, folder, callbacks, protected.budget)

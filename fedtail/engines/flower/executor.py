@@ -74,6 +74,8 @@ class FlowerExecutor:
     journal
         A file that gets one JSON object an exchange: who was asked, who answered, who failed and
         why, bytes counted and bytes on the wire.
+    hides
+        Whether the journal says how many, instead of who.
     """
 
     grid: Grid
@@ -85,6 +87,7 @@ class FlowerExecutor:
     ordered: dict[ClientId, int] = field(default_factory=dict)
     bases: dict[ClientId, tuple[int, int, int]] = field(default_factory=dict)
     lost: dict[ClientId, int] = field(default_factory=dict)
+    hides: bool = field(default=False, kw_only=True)
 
     def perform(self, jobs: Sequence[Job], total: Sums | None = None) -> list[Done]:
         """Do the jobs; the results are in the order of the jobs."""
@@ -236,8 +239,7 @@ class FlowerExecutor:
             "round": jobs[0].clock.round,
             "turn": jobs[0].clock.turn,
             "actions": sorted({job.task.action for job in jobs}),
-            "replied": sorted(j.task.client for j, d in pairs if not d.reason),
-            "failed": [{"client": j.task.client, "reason": d.reason} for j, d in pairs if d.reason],
+            **self.who(pairs),
             "nodes": len(contents),
             "bytes_down": sum(job.task.payload.nbytes for job in jobs),
             "bytes_up": sum(d.added or (d.payload.nbytes if d.payload else 0) for d in done),
@@ -246,6 +248,16 @@ class FlowerExecutor:
             "seconds": seconds,
         }
         append_line(self.journal, json.dumps(line))
+
+    def who(self, pairs: Sequence[tuple[Job, Done]]) -> dict[str, Any]:
+        """Return who answered and who failed; where that is a secret, how many and why."""
+        if self.hides:
+            reasons = [{"reason": done.reason} for _, done in pairs if done.reason]
+            return {"replied": len(pairs) - len(reasons), "failed": reasons}
+        return {
+            "replied": sorted(j.task.client for j, d in pairs if not d.reason),
+            "failed": [{"client": j.task.client, "reason": d.reason} for j, d in pairs if d.reason],
+        }
 
 
 def version(state: Mapping[str, Tensor]) -> int:

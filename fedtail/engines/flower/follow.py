@@ -41,8 +41,8 @@ class RunFollower:
                     continue
                 self.done = number
                 self.warn(
-                    f"round {number}: client {name} is left out: {reason}"
-                    for name, reason in map(_left_out, record["dropped"])
+                    f"round {number}: {who} is left out: {reason}"
+                    for who, reason in map(_left_out, record["dropped"])
                 )
                 for callback in self.callbacks:
                     callback.on_round(record)
@@ -60,5 +60,6 @@ class RunFollower:
                     callback.on_warning(message)
 
 
-def _left_out(dropped: Mapping[str, Any]) -> tuple[Any, str]:
-    return dropped.get("name", dropped["client"]), dropped["reason"]
+def _left_out(dropped: Mapping[str, Any]) -> tuple[str, str]:
+    name = dropped.get("name", dropped.get("client"))
+    return "a client" if name is None else f"client {name}", dropped["reason"]

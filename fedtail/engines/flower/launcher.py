@@ -34,6 +34,7 @@ from fedtail.loop import Loop
 from fedtail.metrics import shipped_record
 from fedtail.models.split_model import load_tested
 from fedtail.predictor import predictor_of
+from fedtail.privacy.plan import protection
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 from fedtail.settled import restore_inputs
@@ -86,6 +87,8 @@ class Launch:
         check_installed(self.engine)
         check_described(experiment)
         setting = prepare(experiment).with_features()
+        with protection(setting):
+            pass  # what the budget cannot cover is refused before anything is written
         loop = Loop(setting, Embedded(setting.runtime()), folder, callbacks)
         status = StatusFiles(folder.path)
         with ExitStack() as stack:
@@ -205,10 +208,9 @@ def check_installed(engine: str) -> None:
 
 def check_described(experiment: Experiment) -> None:
     """Refuse what another process cannot make from a description, or what is not carried."""
-    if experiment.protected:
+    if experiment.encrypt:
         raise FedtailError(
-            f"updates that are {experiment.protected} are not carried over Flower yet: leave out "
-            "--engine"
+            "updates that are encrypted are not carried over Flower yet: leave out --engine"
         )
     for part in made_in_python(experiment.describe()):
         raise FedtailError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +11,7 @@ from string import Template
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, write_atomic
 from fedtail.methods import Method
+from fedtail.privacy.config import Privacy
 
 TEMPLATE_FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -20,7 +22,9 @@ TEMPLATE_FILES = {
 }
 
 
-def new_app(folder: Path, method: str = "creff", publisher: str = "me") -> list[Path]:
+def new_app(
+    folder: Path, method: str = "creff", publisher: str = "me", epsilon: float = math.inf
+) -> list[Path]:
     """Write the app and return its files.
 
     Parameters
@@ -31,7 +35,10 @@ def new_app(folder: Path, method: str = "creff", publisher: str = "me") -> list[
         A registered method.
     publisher
         Whom Flower calls the app's publisher.
+    epsilon
+        The budget of differential privacy; infinite is none.
     """
+    Privacy(epsilon=epsilon)  # refuses what is none
     app = folder.resolve().name.lower().replace("_", "-")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", app):
         raise FedtailError(
@@ -46,6 +53,7 @@ def new_app(folder: Path, method: str = "creff", publisher: str = "me") -> list[
         "package": package,
         "method": Method.registry[method].name,
         "publisher": publisher,
+        "epsilon": repr(float(epsilon)),
     }
     make_folder(folder / package)
     written = [folder / package / "__init__.py"]

@@ -42,6 +42,8 @@ class Roster:
         Is told of what is odd.
     samples
         How many samples each client has whose data only its node knows, as first announced.
+    private
+        Whether nobody is asked for that number.
     """
 
     grid: Grid
@@ -53,6 +55,7 @@ class Roster:
     places: dict[int, NodeId] = field(default_factory=dict)
     met: set[NodeId] = field(default_factory=set)
     tries: Counter[NodeId] = field(default_factory=Counter)
+    private: bool = field(default=False, kw_only=True)
 
     def assemble(self, seconds: float) -> None:
         """Wait until every partition is there; stop the run if that takes too long."""
@@ -77,7 +80,8 @@ class Roster:
         return client % self.nodes
 
     def _meet(self, strangers: Iterable[NodeId]) -> None:
-        contents = {node: to_records([], {"kind": "hello"}) for node in strangers}
+        hello = {"kind": "hello", "private": self.private}
+        contents = {node: to_records([], hello) for node in strangers}
         if not contents:
             return
         for node, answer in ask(self.grid, self.kind, contents, self.seconds, "hello").items():

@@ -24,7 +24,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, SplitRecipe
-from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.engine import loop_over
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.status import StatusFiles
@@ -34,10 +34,16 @@ from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
-from fedtail.loop import Loop
 from fedtail.methods import Method
+from fedtail.privacy.plan import protection
 from fedtail.result import Result
-from fedtail.setting import Setting, choose_device, runs_on_images, takes_whole
+from fedtail.setting import (
+    Setting,
+    check_normalisation,
+    choose_device,
+    runs_on_images,
+    takes_whole,
+)
 
 
 class OnClients(Source):
@@ -77,7 +83,8 @@ def serve(
     ``clients``, ``rounds`` and ``out``, and may say ``per-round``, ``min-clients``, ``seed``,
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
     there) and ``resume``; and ``validation`` (the share that every client holds out of training),
-    ``keep``, ``score``, ``patience`` and ``train``, as in an experiment.
+    ``keep``, ``score``, ``patience`` and ``train``, and the fields of ``privacy``
+    (``privacy.epsilon``, ...), as in an experiment.
 
     Parameters
     ----------
@@ -115,12 +122,13 @@ def serve(
         for watcher in watchers:
             stack.callback(watcher.close)
         join = float(config.get("join", 600.0))
-        roster = Roster(grid, len(setting.federation), join)
+        protected = stack.enter_context(protection(setting))
+        roster = Roster(grid, len(setting.federation), join, private=protected is not None)
         roster.assemble(join)
         executor = executor_of(
             grid, roster, setting, folder.path.name, float(config.get("deadline", 3600))
         )
-        loop = Loop(setting, Flower(executor, experiment.robust_side), folder, watchers)
+        loop = loop_over(executor, setting, protected, folder, watchers)
         loop.begin()
         status.clear()
         executor.journal = status.journal
@@ -166,9 +174,14 @@ def remote(
     fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
     fields += ["validation", "keep", "score", "patience", "train"]
     given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
+    privacy = {n.removeprefix("privacy."): v for n, v in config.items() if n.startswith("privacy.")}
     shape = list(held.x.shape)
     experiment = Experiment(
-        method=method, data=OnClients(shapes={"x_test": shape}), model=model, **given
+        method=method,
+        data=OnClients(shapes={"x_test": shape}),
+        model=model,
+        privacy=privacy,
+        **given,
     )
     if experiment.clients is None:
         raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
@@ -186,6 +199,20 @@ def remote(
         dataset, parts, None, device, runs_on_images(trained, device), tokens=tokens
     )
     split = Split(recipe, empty, len(classes), empty, parts, empty)
-    return Remote(
+    setting = Remote(
         experiment, dataset, split, federation, base, trained, device, agreed=class_counts
     )
+    if experiment.protected:
+        check_protected(setting)
+    return setting
+
+
+def check_protected(setting: Setting) -> None:
+    """Refuse what would leave clients as it is, though their updates are protected."""
+    method, server = setting.method, setting.server(0)
+    check_normalisation(setting.federation, setting.experiment)
+    if method.personal(method.init(server.model, server), server):
+        raise FedtailError(
+            f"method '{method.name}' has clients' own models tested, which would leave them as they"
+            " are: updates can be protected where all clients are on this machine"
+        )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 
 from fedtail.engines.flower.bridge import from_content, to_content
+from fedtail.engines.flower.demands import Demands, side_told
 from fedtail.engines.flower.records import Content, sealed, unsealed
 from fedtail.engines.flower.scrubbing import PublicError, complain, reply, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
-from fedtail.engines.runtime import Clock, Runtime, numerics
+from fedtail.engines.runtime import Clock, Runtime, Withheld, numerics
 from fedtail.forms import Form, defect
 from fedtail.protocol import Payload, Task, Update
 from fedtail.reduce import union, within_frames
@@ -59,16 +60,19 @@ def answer_content(
     store
         Where states are kept; by default as `open_store` says.
     samples
-        Counts the local samples, where the server does not know how many there are.
+        Counts the local samples, where the server does not know how many there are, and may.
     """
     payloads, notes = from_content(content)
+    demands = Demands.of(context.node_config)
     if notes["kind"] == "hello":
-        told = {} if samples is None else {"samples": samples()}
+        secret = samples is None or demands.private or notes.get("private")
+        told = {} if samples is None or secret else {"samples": samples()}
         return to_content([], {**introduction(context), **told})
     # A run that cannot be resumed has no name of its own, and takes Flower's number.
     name = str(notes["run"] or context.run_id)
     kept = open_store(context, name) if store is None else store
-    tasks = MessageTasks(runtime(notes), kept, payloads)
+    place = replace(runtime(notes), client_side=side_told(notes))
+    tasks = MessageTasks(place, kept, payloads, demands)
     with numerics(notes["threads"]):
         frames = Frames.read(notes["frames"]) if "frames" in notes else None
         return to_content(*tasks.work(notes["jobs"], frames))
@@ -95,6 +99,7 @@ class MessageTasks:
     runtime: Runtime
     store: Store
     payloads: list[Payload]
+    demands: Demands
 
     def work(self, jobs: list[Notes], frames: Frames | None) -> tuple[list[Payload], Notes]:
         """Do all jobs; a client's new state is kept before its answer leaves.
@@ -125,7 +130,9 @@ class MessageTasks:
         try:
             state = dict(self.store.load(client, since))
             task = Task(client, job["action"], self.payloads[job["payload"]])
-            answer = self.runtime.perform(task, state, Clock(*job["clock"]))
+            clock = Clock(*job["clock"])
+            self.demands.check(self.runtime, task, clock)
+            answer = self.runtime.perform(task, state, clock)
             if total is not None:
                 form = within_frames(forms[job["action"], job["payload"]], total.frames)
                 reason = defect(answer, form, self.runtime.federation.size(client))
@@ -137,6 +144,8 @@ class MessageTasks:
                 self.store.save(client, version, state, job["keep"])
         except StateLost as error:
             return None, {"reason": str(error), "lost": True}
+        except Withheld as error:
+            return None, {"reason": str(error), "refused": True}
         except Exception as error:  # a client may fail in any way, and the round goes on
             complain(error)
             return None, {"reason": scrubbed(error)}

@@ -14,13 +14,13 @@ from local_grid import LocalGrid
 
 from fedtail import Experiment
 from fedtail.callbacks import Callback, own_callbacks
-from fedtail.engines.flower.engine import Flower
+from fedtail.engines.flower.engine import Flower, loop_over
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
 from fedtail.engines.flower.worker import answer_message
 from fedtail.engines.runtime import Runtime
 from fedtail.folder import RunFolder
-from fedtail.loop import Loop
+from fedtail.privacy.plan import protection
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 
@@ -65,7 +65,9 @@ class Federation:
         watchers = [*own_callbacks(self.experiment, folder), *callbacks]
         setting = prepare(self.experiment)
         try:
-            return Loop(setting, self.engine(setting), folder, watchers).run(resume)
+            with protection(setting) as protected:
+                executor = self.engine(setting).executor
+                return loop_over(executor, setting, protected, folder, watchers).run(resume)
         finally:
             for watcher in watchers:
                 watcher.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import fedtail, one_sentence
 from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict
 from local_grid import LocalGrid
 
 from fedtail.callbacks import read_records
@@ -20,9 +21,11 @@ from fedtail.engines.flower.status import StatusFiles
 from fedtail.engines.flower.superlink import FlowerProcesses
 
 
-def test_the_app_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_the_app_runs(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fedtail("flower", "new", "my-first-app", "--method", "fedavg").code == 0
+    words = ["--method", "fedavg", *(["--epsilon", "8"] if private else [])]
+    assert fedtail("flower", "new", "my-first-app", *words).code == 0
     folder = tmp_path / "my-first-app"
     config: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())
     parts = config["tool"]["flwr"]["app"]["components"]
@@ -31,9 +34,12 @@ def test_the_app_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client_app = import_module("my_first_app.client_app")
     server_app = import_module("my_first_app.server_app")
     grid = LocalGrid(client_app.app, 3, **{"num-partitions": 3})
-    numbers = {**config["tool"]["flwr"]["app"]["config"], "rounds": 2, "threads": 1}
+    flat = flatten_dict(config["tool"]["flwr"]["app"]["config"])  # as Flower gives it
+    numbers: dict[str, Any] = {**flat, "rounds": 2, "threads": 1}
     server_app.main(grid, Context(1, 0, {}, RecordDict(), numbers))
-    assert len(read_records(tmp_path / "my-first-app-run" / "metrics.jsonl")) == 2
+    records = read_records(tmp_path / "my-first-app-run" / "metrics.jsonl")
+    budgets = [record.get("privacy", {}).get("budget") for record in records]
+    assert budgets == ([8.0, 8.0] if private else [None, None])
     for name in [name for name in sys.modules if name.startswith("my_first_app")]:
         del sys.modules[name]
 
@@ -48,6 +54,7 @@ def test_a_folder_that_holds_something_is_refused(
     assert "cannot be the name" in one_sentence(fedtail("flower", "new", "1 app"))
     wrong = one_sentence(fedtail("flower", "new", "other", "--method", "cref"))
     assert "did you mean 'creff'" in wrong
+    assert "epsilon" in one_sentence(fedtail("flower", "new", "other", "--epsilon", "-1"))
     assert not (tmp_path / "other").exists()
 
 
@@ -58,7 +65,7 @@ def test_flwr_run_accepts_it_on_a_real_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fedtail("flower", "new", "app").code == 0
+    assert fedtail("flower", "new", "app", "--epsilon", "8").code == 0
     out = tmp_path / "run"
     with tempfile.TemporaryDirectory(prefix="fedtail-") as home:
         federation = FlowerProcesses(Path(home), tmp_path)
@@ -76,4 +83,5 @@ def test_flwr_run_accepts_it_on_a_real_federation(
     assert said["ended"] == "well", said
     (record,) = read_records(out / "metrics.jsonl")
     assert record["clients"] == [0, 1, 2]
+    assert record["privacy"]["epsilon"] <= 8.0
     assert (out / "model.safetensors").exists()

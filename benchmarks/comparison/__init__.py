@@ -1,0 +1,1 @@
+"""The comparison: every method under the protocols of `benchmarks/protocols`, tuned alike."""

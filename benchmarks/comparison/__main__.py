@@ -1,0 +1,94 @@
+"""Run cells of the comparison: tune each method on seed 0, then run what was found on other seeds.
+
+python -m benchmarks.features cifar10 cifar100 --out FOLDER
+FEDTAIL_DATA=FOLDER python -m benchmarks.comparison f_cifar10_if100_dir0.1 --method fedavg
+
+Started again it goes on. After each method its cell's file in `results/comparison` is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.comparison.gather import entry, protocol_of
+from benchmarks.results_file import RESULTS, readable
+from fedtail.errors import FedtailError
+from fedtail.experiment import load_experiment, make_experiment
+from fedtail.files import make_folder, write_atomic
+from fedtail.study.spec import safe_name
+from fedtail.study.study import compare
+from fedtail.study.tune import tune
+
+PROTOCOLS = Path(__file__).parents[1] / "protocols"
+TRIALS = 8
+SEEDS = {"f": 5, "s": 3, "c": 2, "r": 5, "n": 3}
+RANGES = {
+    "closed-form,head=ridge": {"head.rho": "0.03..30:log"},
+    "closed-form,head=lda": {"head.shrinkage": "0.01..1:log"},
+}
+"""Fields that only one choice of a part has, and that `fedtail/study/space.py` cannot name."""
+METHODS = (
+    "fedavg",
+    "bsm",
+    "bsm,prior=global",
+    "bsm,prior=proxy",
+    "closed-form,head=ncm",
+    "closed-form,head=ridge",
+    "closed-form,head=lda",
+    "fedlc",
+    "creff",
+    "balancefl",
+    "gbme",
+    "redgrape",
+    "ccvr",
+)
+
+
+def main() -> None:
+    """Read the arguments, and do what is left of each cell."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = sorted(path.stem for path in PROTOCOLS.glob("*.toml"))
+    parser.add_argument("cell", nargs="+", choices=names, help="files of protocols/")
+    parser.add_argument("--method", action="append", help="as typed for compare; repeat the flag")
+    parser.add_argument("--runs", type=Path, default=Path("runs/comparison"), help="all runs")
+    parser.add_argument("--to", type=Path, default=RESULTS / "comparison", help="result files")
+    arguments = parser.parse_args()
+    for cell in arguments.cell:
+        for method in arguments.method or METHODS:
+            try:
+                found = measured(cell, method, arguments.runs / cell / safe_name(method))
+            except FedtailError as error:
+                print(f"{cell} {method}: {error}", flush=True)
+                continue
+            keep(arguments.to / f"{cell}.json", method, found)
+            print(f"{cell} {found['words']}", flush=True)
+
+
+def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
+    """Tune one method on seed 0 of a cell, and run the best values on the seeds that count."""
+    experiment = make_experiment(load_experiment(PROTOCOLS / f"{cell}.toml"))
+    ranges = RANGES.get(method, {})
+    out = folder / "tune"
+    tuned = tune(experiment, [method], trials=TRIALS, ranges=ranges, out=out, jobs=1).found[0]
+    if tuned.score is None:
+        raise FedtailError("no trial came to its end")
+    seeds = range(1, 1 + SEEDS[protocol_of(cell)])
+    choices = {"method": [tuned.words]}
+    study = compare(experiment, choices, seeds=seeds, out=folder / "seeds", jobs=1)
+    return entry(tuned, study)
+
+
+def keep(path: Path, method: str, found: dict[str, Any]) -> None:
+    """Add a method to the file of a cell, or replace it."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    make_folder(path.parent)
+    write_atomic(path, readable({**known, method: found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
