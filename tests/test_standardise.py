@@ -107,8 +107,8 @@ def test_secure_sums_are_good_enough() -> None:
     result = run(experiment(KINDS["vectors"], secure=True, rounds=1))
     x = KINDS["vectors"].astype(np.float64)
     mean, std = constants(result)
-    np.testing.assert_allclose((mean - x.mean(0)) / x.std(0), 0, atol=1e-6)
-    np.testing.assert_allclose(std / x.std(0), 1, rtol=1e-6)
+    np.testing.assert_allclose((mean - x.mean(0)) / x.std(0), 0, atol=1e-4)
+    np.testing.assert_allclose(std / x.std(0), 1, rtol=1e-3)
 
 
 def test_differential_privacy_does_not_cover_it() -> None:

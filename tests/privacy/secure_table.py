@@ -15,7 +15,7 @@ from fedtail.privacy.secure.crypto import Numbers
 from fedtail.privacy.secure.desk import Desk
 from fedtail.privacy.secure.exchange import SecureExchange, Steps
 from fedtail.privacy.secure.member import SECURE, Identity, Member
-from fedtail.privacy.secure.terms import Kind, Refused, Terms, new_attempt, payload_digest
+from fedtail.privacy.secure.terms import Refused, SumKind, Terms, new_attempt, payload_digest
 from fedtail.protocol import ClientId, Payload, Task
 
 MODEL = Payload({"model/w": torch.tensor([0.5, -1.5])}, {"lr": 0.1})
@@ -26,7 +26,7 @@ Change = Callable[[Task], Task | None]
 
 def terms(clients: Sequence[ClientId] = (0, 1, 2, 3), threshold: int = 3) -> Terms:
     """Return the terms of a sum of vectors of 64-bit numbers."""
-    kind = Kind(None, "train", payload_digest(MODEL, SECURE), LAYOUT)
+    kind = SumKind(None, "train", payload_digest(MODEL, SECURE), LAYOUT)
     return Terms("a run", 1, "training", new_attempt(), threshold, 64, tuple(clients), kind)
 
 

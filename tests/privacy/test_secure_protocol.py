@@ -13,9 +13,16 @@ import torch
 from secure_table import MODEL, Change, Table, expected, table, terms, vector
 
 from fedtail.engines.executor import Done
-from fedtail.privacy.secure.crypto import digest, signing_public
+from fedtail.privacy.secure.crypto import sha256, signing_public
 from fedtail.privacy.secure.exchange import listed
-from fedtail.privacy.secure.member import AGREE, KEYS, OPEN, SECURE, SHARES, Identity
+from fedtail.privacy.secure.member import (
+    ASK_AGREE,
+    ASK_KEYS,
+    ASK_OPEN,
+    ASK_SHARES,
+    SECURE,
+    Identity,
+)
 from fedtail.privacy.secure.shamir import join
 from fedtail.privacy.secure.terms import KEYS_BYTES, Refused, Terms
 from fedtail.protocol import Payload, Task
@@ -50,7 +57,7 @@ def test_a_masked_vector_looks_like_nothing(tmp_path: Path) -> None:
     assert len({x.tobytes() for x in seen}) == 3
 
 
-@pytest.mark.parametrize("action", [KEYS, SHARES])
+@pytest.mark.parametrize("action", [ASK_KEYS, ASK_SHARES])
 def test_who_is_lost_before_the_masks_is_left_out(tmp_path: Path, action: str) -> None:
     seats = table(tmp_path)
     seats.drive(seats.sum.begin(), lose(action, 1))
@@ -64,7 +71,7 @@ def test_who_does_not_deliver_is_left_out_and_its_masks_are_rebuilt(tmp_path: Pa
     assert begun(tmp_path).total([0, 2, 3]) == [8, 8, 8, 8, -8]
 
 
-@pytest.mark.parametrize("action", [AGREE, OPEN])
+@pytest.mark.parametrize("action", [ASK_AGREE, ASK_OPEN])
 def test_who_is_lost_after_the_masks_is_in_the_sum(tmp_path: Path, action: str) -> None:
     seats = begun(tmp_path)
     assert seats.total([0, 1, 2, 3], lose(action, 1)) == expected([0, 1, 2, 3])
@@ -74,10 +81,10 @@ def test_who_is_lost_after_the_masks_is_in_the_sum(tmp_path: Path, action: str) 
 def test_one_is_lost_in_every_step(tmp_path: Path) -> None:
     # Eleven are asked, and six must stay to the end: clients 0 to 4 go one after the other.
     seats = table(tmp_path, terms(range(11), 6))
-    steps = {KEYS: 0, SHARES: 1, AGREE: 3, OPEN: 4}
+    steps = {ASK_KEYS: 0, ASK_SHARES: 1, ASK_AGREE: 3, ASK_OPEN: 4}
 
     def lost(task: Task) -> Task | None:
-        gone = task.client == steps[task.action] or (task.action == OPEN and task.client == 3)
+        gone = task.client == steps[task.action] or (task.action == ASK_OPEN and task.client == 3)
         return None if gone else task
 
     seats.drive(seats.sum.begin(), lost)
@@ -88,7 +95,7 @@ def test_one_is_lost_in_every_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "what"), [(KEYS, "announced keys"), (SHARES, "shared their secrets")]
+    ("action", "what"), [(ASK_KEYS, "announced keys"), (ASK_SHARES, "shared their secrets")]
 )
 def test_below_the_threshold_nobody_masks(tmp_path: Path, action: str, what: str) -> None:
     seats = table(tmp_path)
@@ -98,7 +105,7 @@ def test_below_the_threshold_nobody_masks(tmp_path: Path, action: str, what: str
 
 @pytest.mark.parametrize(
     ("action", "what"),
-    [("", "delivered"), (AGREE, "signed who delivered"), (OPEN, "opened the sum")],
+    [("", "delivered"), (ASK_AGREE, "signed who delivered"), (ASK_OPEN, "opened the sum")],
 )
 def test_below_the_threshold_there_is_no_sum(tmp_path: Path, action: str, what: str) -> None:
     seats = begun(tmp_path)
@@ -113,7 +120,7 @@ def test_a_wrong_share_is_named_and_not_used(tmp_path: Path) -> None:
 
     def spoiled(task: Task | None) -> Done:
         done = ask(task)
-        if task is not None and task.client == 2 and task.action == OPEN and done.payload:
+        if task is not None and task.client == 2 and task.action == ASK_OPEN and done.payload:
             done.payload.tensors["secure/shares"][0] ^= 1
         return done
 
@@ -144,7 +151,7 @@ def test_a_late_vector_is_dropped_and_stays_hidden(tmp_path: Path) -> None:
     seats = begun(tmp_path)
     late = seats.deliver(1)
     assert seats.total([0, 2, 3]) == expected([0, 2, 3])
-    told = Task(1, AGREE, Payload({}, {"session": seats.sum.session}))
+    told = Task(1, ASK_AGREE, Payload({}, {"session": seats.sum.session}))
     assert "no list" in seats.ask(told).reason
     assert all(int(a) != int(b) for a, b in zip(late, vector(1), strict=True))
 
@@ -170,7 +177,7 @@ def refused(seats: Table, *clients: int) -> list[str]:
     return [r.reason.partition("sum: ")[2] for r in seats.sum.remarks if r.client in clients]
 
 
-@pytest.mark.parametrize("action", [AGREE, OPEN])
+@pytest.mark.parametrize("action", [ASK_AGREE, ASK_OPEN])
 @pytest.mark.parametrize(
     ("delivered", "lost", "reason"),
     [
@@ -217,18 +224,19 @@ def test_two_lists_are_not_signed_by_enough(tmp_path: Path) -> None:
     one = {"delivered": listed([0, 1, 3]), "lost": listed([2])}
     other = {"delivered": listed([0, 1, 2]), "lost": listed([3])}
 
-    def split(task: Task) -> Task:
+    def halved(task: Task) -> Task:
         lists = one if task.client in (0, 3) else other
         return changed(task.action, task.client, **lists)(task)
 
     with pytest.raises(Refused, match="0 members signed who delivered"):
-        seats.drive(seats.sum.masks([0, 1, 2, 3], 5), split)  # no signature is of the server's list
+        seats.drive(seats.sum.masks([0, 1, 2, 3], 5), halved)  # no signature is of its list
     # Nor do members open on the signatures of their half.
     signed = torch.zeros(2, 64, dtype=torch.uint8)
     told = {**{f"secure/{n}": t for n, t in one.items()}, "secure/signers": listed([0, 3])}
     question = Payload({**told, "secure/signatures": signed}, {"session": seats.sum.session})
     assert (
-        "0 members signed this list, fewer than the 3" in seats.ask(Task(0, OPEN, question)).reason
+        "0 members signed this list, fewer than the 3"
+        in seats.ask(Task(0, ASK_OPEN, question)).reason
     )
 
 
@@ -236,11 +244,11 @@ def test_forged_and_repeated_signatures_do_not_count(tmp_path: Path) -> None:
     seats = begun(tmp_path)
 
     def repeated(task: Task) -> Task:
-        if task.action != OPEN:
+        if task.action != ASK_OPEN:
             return task
         # The signature of client 0 in the name of all.
         first = task.payload.tensors["secure/signatures"][:1].repeat(4, 1)
-        return changed(OPEN, task.client, signatures=first)(task)
+        return changed(ASK_OPEN, task.client, signatures=first)(task)
 
     with pytest.raises(Refused, match="0 members opened the sum"):
         seats.total([0, 1, 2, 3], repeated)
@@ -277,7 +285,7 @@ def test_a_restart_does_not_undo_an_answer(tmp_path: Path) -> None:
 def test_a_step_before_its_time_is_refused(tmp_path: Path) -> None:
     seats = begun(tmp_path)
     lists = {"secure/delivered": listed([0, 1, 2]), "secure/lost": listed([3])}
-    for action in (AGREE, OPEN):
+    for action in (ASK_AGREE, ASK_OPEN):
         told = Payload(lists, {"session": seats.sum.session})
         assert "before the steps that come first" in seats.ask(Task(0, action, told)).reason
 
@@ -286,11 +294,11 @@ def test_other_keys_than_its_own_are_refused_by_their_owner(tmp_path: Path) -> N
     seats = table(tmp_path)
 
     def swapped(task: Task) -> Task:
-        if task.action != SHARES:
+        if task.action != ASK_SHARES:
             return task
         keys = task.payload.tensors["secure/keys"].clone()
         keys[1] = torch.frombuffer(bytearray(secrets.token_bytes(KEYS_BYTES)), dtype=torch.uint8)
-        return changed(SHARES, task.client, keys=keys)(task)
+        return changed(ASK_SHARES, task.client, keys=keys)(task)
 
     seats.drive(seats.sum.begin(), swapped)
     assert "another key than this client's" in seats.sum.dropped[0].reason
@@ -303,11 +311,11 @@ def test_swapped_keys_leave_masks_standing(tmp_path: Path) -> None:
     keys: list[torch.Tensor] = []
 
     def swapped(task: Task) -> Task:
-        if task.action != SHARES or task.client != 0:
+        if task.action != ASK_SHARES or task.client != 0:
             return task
         keys.append(task.payload.tensors["secure/keys"].clone())
         keys[0][1, 32:64] = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)
-        return changed(SHARES, 0, keys=keys[0])(task)
+        return changed(ASK_SHARES, 0, keys=keys[0])(task)
 
     seats.drive(seats.sum.begin(), swapped)
     with pytest.raises(Refused):
@@ -340,7 +348,7 @@ def test_unusable_keys_are_the_fault_of_who_sent_them(tmp_path: Path) -> None:
 
     def spoiled(task: Task | None) -> Done:
         done = ask(task)
-        if task is not None and task.client == 2 and task.action == KEYS and done.payload:
+        if task is not None and task.client == 2 and task.action == ASK_KEYS and done.payload:
             done.payload.tensors["secure/keys"][0, :32] = 0  # all would agree with it on zero
         return done
 
@@ -381,8 +389,8 @@ def test_members_that_would_show_more_are_refused(tmp_path: Path, members: list[
 def test_bad_terms_are_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     wrong = replace(terms(), **change)  # type: ignore[arg-type]
     seats = table(tmp_path)
-    assert reason in seats.ask(Task(0, KEYS, Payload({}, {"terms": wrong.text()}))).reason
-    assert "cannot be read" in seats.ask(Task(0, KEYS, Payload({}, {"terms": "{}"}))).reason
+    assert reason in seats.ask(Task(0, ASK_KEYS, Payload({}, {"terms": wrong.text()}))).reason
+    assert "cannot be read" in seats.ask(Task(0, ASK_KEYS, Payload({}, {"terms": "{}"}))).reason
 
 
 def test_t_minus_one_colluders_have_no_secret(tmp_path: Path) -> None:
@@ -396,6 +404,6 @@ def test_t_minus_one_colluders_have_no_secret(tmp_path: Path) -> None:
         row = seats.ask(task).payload
         assert row is not None
         shares[task.client + 1] = bytes(row.tensors["secure/shares"][0].tolist())
-    assert digest(seats.sum.context, join(shares)) == seats.sum.seeds[0]
+    assert sha256(seats.sum.context, join(shares)) == seats.sum.seeds[0]
     del shares[4]
-    assert digest(seats.sum.context, join(shares)) != seats.sum.seeds[0]
+    assert sha256(seats.sum.context, join(shares)) != seats.sum.seeds[0]

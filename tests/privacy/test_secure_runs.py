@@ -294,7 +294,10 @@ def test_a_number_that_there_is_no_room_for_is_not_sent() -> None:
     (record,) = summed(experiment).history
     (dropped,) = record["dropped"]
     assert dropped["client"] == 0
-    assert "a secure sum of 6 clients has room for 4.47392e+07 from each" in dropped["reason"]
+    assert (
+        "above 4.47392e+07, which is what a secure sum of 6 clients has room for"
+        in dropped["reason"]
+    )
 
 
 def test_more_than_a_hundred_clients_are_several_sums() -> None:

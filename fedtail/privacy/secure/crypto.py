@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedtail.errors import FedtailError
 
 KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES = 32, 64, 16
-PIECE = 1 << 16
+MASK_PIECE = 1 << 16
 """How many bytes of a mask are made at a time: as many as a processor's cache holds."""
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 """uint32 or uint64, which add up modulo 2^w."""
 
 
-def digest(*parts: bytes) -> bytes:
+def sha256(*parts: bytes) -> bytes:
     """Return SHA-256 of some parts, each with its length before it."""
     whole = hashlib.sha256()
     for part in parts:
@@ -60,7 +60,7 @@ def derived(secret: bytes, context: bytes, purpose: str) -> bytes:
 
 def add_mask(total: Numbers, key: bytes, sign: int = 1) -> None:
     """Add the mask of a 32-byte key to whole numbers, or subtract it, modulo 2^w and in place."""
-    words = PIECE // total.itemsize
+    words = MASK_PIECE // total.itemsize
     for start, piece in zip(range(0, len(total), words), _stream(key, total.nbytes), strict=True):
         mask = np.frombuffer(piece, total.dtype.newbyteorder("<"))
         if sign > 0:
@@ -71,8 +71,8 @@ def add_mask(total: Numbers, key: bytes, sign: int = 1) -> None:
 
 def _stream(key: bytes, size: int) -> Iterator[bytes]:
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    zeros = bytes(PIECE)
-    for start in range(0, size, PIECE):
+    zeros = bytes(MASK_PIECE)
+    for start in range(0, size, MASK_PIECE):
         yield cipher.update(zeros[: size - start])
 
 

@@ -20,20 +20,20 @@ from fedtail.privacy.secure.crypto import (
     SIGNATURE_BYTES,
     Numbers,
     add_mask,
-    digest,
     is_signed,
     public_key,
+    sha256,
 )
 from fedtail.privacy.secure.member import (
-    AGREE,
+    ASK_AGREE,
+    ASK_KEYS,
+    ASK_OPEN,
+    ASK_SHARES,
     BOX_BYTES,
-    KEYS,
-    OPEN,
     SECURE,
-    SHARES,
-    agreement,
     empty_vector,
     halves,
+    list_agreed,
     mask_key,
     own_mask,
     pair_mask,
@@ -99,7 +99,7 @@ class SecureExchange:
         """Have keys and shares made."""
         check_threshold(self.terms.threshold, len(self.terms.cohort))
         question = Payload({}, {"terms": self.terms.text()})
-        yield from self._ask(KEYS, dict.fromkeys(self.terms.cohort, question), self._read_keys)
+        yield from self._ask(ASK_KEYS, dict.fromkeys(self.terms.cohort, question), self._read_keys)
         self._enough(self.keys, "announced keys")
         self.context = context_of(self.terms.text(), self.keys)
         everybody = {
@@ -107,7 +107,7 @@ class SecureExchange:
             "secure/keys": as_tensor(b"".join(self.keys.values()), len(self.keys)),
         }
         question = Payload(everybody, {"session": self.session})
-        yield from self._ask(SHARES, dict.fromkeys(self.keys, question), self._read_shares)
+        yield from self._ask(ASK_SHARES, dict.fromkeys(self.keys, question), self._read_shares)
         self._enough(self.seeds, "shared their secrets")
 
     def told(self, payload: Payload) -> Payload:
@@ -150,7 +150,7 @@ class SecureExchange:
             boxes = [self.boxes[other][client] for other in self.members if other != client]
             packed = {"secure/boxes": as_tensor(b"".join(boxes), len(boxes))}
             questions[client] = Payload({**lists, **packed}, {"session": self.session})
-        content = agreement(self.context, self.members, delivered)
+        content = list_agreed(self.context, self.members, delivered)
 
         def read(client: ClientId, answer: Payload) -> bytes:
             signed = pieces(answer, "secure/signature", 1, SIGNATURE_BYTES)[0]
@@ -158,7 +158,7 @@ class SecureExchange:
                 raise Refused("sent a signature that is not its own")
             return signed
 
-        signed = yield from self._ask(AGREE, questions, read)
+        signed = yield from self._ask(ASK_AGREE, questions, read)
         self._enough(signed, "signed who delivered")
         return signed
 
@@ -170,7 +170,7 @@ class SecureExchange:
             "secure/signatures": as_tensor(b"".join(signed.values()), len(signed)),
         }
         question = Payload({**lists, **signatures}, {"session": self.session})
-        shares = yield from self._ask(OPEN, dict.fromkeys(signed, question), self._read_opened)
+        shares = yield from self._ask(ASK_OPEN, dict.fromkeys(signed, question), self._read_opened)
         self._enough(shares, "opened the sum")
         return shares
 
@@ -182,7 +182,7 @@ class SecureExchange:
         half = slice(DIGEST_BYTES, None) if delivered else slice(DIGEST_BYTES)
         good: dict[int, bytes] = {}
         for client, row in shares.items():
-            if digest(self.context, row[column]) == self.digests[owner][client][half]:
+            if sha256(self.context, row[column]) == self.digests[owner][client][half]:
                 good[self.terms.place(client)] = row[column]
             else:
                 self._remark(client, "sent a wrong share")
@@ -194,7 +194,7 @@ class SecureExchange:
             )
         secret = join(dict(list(good.items())[:t]))
         known = self.seeds[owner] if delivered else mask_key(self.keys[owner])
-        if (digest(self.context, secret) if delivered else public_key(secret)) != known:
+        if (sha256(self.context, secret) if delivered else public_key(secret)) != known:
             self._remark(owner, "shared something else than its secret")
             raise Refused("a member shared something else than its secret")
         return secret
@@ -230,7 +230,7 @@ class SecureExchange:
                 except Refused as error:
                     reason = str(error)
             said = f"lost in step '{action}' of the secure sum: {reason}"
-            if action in (KEYS, SHARES):
+            if action in (ASK_KEYS, ASK_SHARES):
                 self.dropped.append(Dropped(client, said))
             else:
                 self._remark(client, said)

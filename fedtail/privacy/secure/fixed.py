@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtail.privacy.clipping import WITHIN
 from fedtail.privacy.layout import REAL_BITS, Slot
-from fedtail.privacy.secure.crypto import Numbers, digest
+from fedtail.privacy.secure.crypto import Numbers, sha256
 from fedtail.privacy.secure.terms import Refused
 
 
@@ -27,7 +27,7 @@ def shift(slot: Slot, real: int = REAL_BITS) -> int:
 def layout_digest(both: Sequence[Sequence[Slot]], real: int = REAL_BITS) -> str:
     """Return the digest of what stands where in a vector, without and with parts, and of all f."""
     plain = [[[*slot, shift(slot, real)] for slot in some] for some in both]
-    return digest(json.dumps(plain).encode()).hex()
+    return sha256(json.dumps(plain).encode()).hex()
 
 
 def encoded(
@@ -52,8 +52,8 @@ def encoded(
         largest = np.abs(piece).max(initial=0.0)
         if not largest <= most:
             raise Refused(
-                f"its '{slot.name}' is {largest * 2.0**-f:g}, and a secure sum of {members} "
-                f"clients has room for {most * 2.0**-f:g} from each"
+                f"its '{slot.name}' has a number above {most * 2.0**-f:g}, which is what a secure "
+                f"sum of {members} clients has room for"
             )
         place += slot.size
     return x.astype(np.int64).astype(np.uint32 if width == 32 else np.uint64)

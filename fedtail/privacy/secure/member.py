@@ -24,16 +24,16 @@ from fedtail.privacy.secure.crypto import (
     add_mask,
     agreed,
     derived,
-    digest,
     is_signed,
     locked_box,
     public_key,
+    sha256,
     signature,
     signing_public,
     unlocked,
 )
 from fedtail.privacy.secure.desk import Desk
-from fedtail.privacy.secure.shamir import SHARE_BYTES, split
+from fedtail.privacy.secure.shamir import SHARE_BYTES, shared_out
 from fedtail.privacy.secure.terms import (
     KEYS_BYTES,
     Refused,
@@ -47,8 +47,13 @@ from fedtail.privacy.secure.terms import (
 )
 from fedtail.protocol import ClientId, Payload, Task
 
-KEYS, SHARES, AGREE, OPEN = "secure_keys", "secure_shares", "secure_agree", "secure_open"
-ACTIONS = frozenset({KEYS, SHARES, AGREE, OPEN})
+ASK_KEYS, ASK_SHARES, ASK_AGREE, ASK_OPEN = (
+    "secure_keys",
+    "secure_shares",
+    "secure_agree",
+    "secure_open",
+)
+ACTIONS = frozenset({ASK_KEYS, ASK_SHARES, ASK_AGREE, ASK_OPEN})
 """What a client is asked beside the method's own action, which has a masked answer."""
 SECURE = "secure"
 """The scalar of a method's task that names the secure sum and its members."""
@@ -81,10 +86,10 @@ class Member:
     def perform(self, task: Task) -> Payload:
         """Answer a step that is no method's action."""
         steps = {
-            KEYS: self.keys,
-            SHARES: self.shares,
-            AGREE: self.agree,
-            OPEN: self.open_sum,
+            ASK_KEYS: self.keys,
+            ASK_SHARES: self.shares,
+            ASK_AGREE: self.agree,
+            ASK_OPEN: self.open_sum,
         }
         return steps[task.action](task.client, task.payload)
 
@@ -115,11 +120,11 @@ class Member:
         self._check_keys(keys, held, client, session, terms)
         context, seed = context_of(held["terms"], keys), secrets.token_bytes(KEY_BYTES)
         places = [terms.place(c) for c in members]
-        of_mask = split(bytes.fromhex(held["mask"]), terms.threshold, places)
-        of_seed = split(seed, terms.threshold, places)
+        of_mask = shared_out(bytes.fromhex(held["mask"]), terms.threshold, places)
+        of_seed = shared_out(seed, terms.threshold, places)
         boxes, digests, own = [], [], ""
         for other, s, b in zip(members, of_mask, of_seed, strict=True):
-            digests.append(digest(context, s) + digest(context, b))
+            digests.append(sha256(context, s) + sha256(context, b))
             if other == client:
                 own = (s + b).hex()
                 continue
@@ -136,7 +141,7 @@ class Member:
             {
                 "secure/boxes": as_tensor(b"".join(boxes), len(boxes)),
                 "secure/digests": as_tensor(b"".join(digests), len(digests)),
-                "secure/seed": as_tensor(digest(context, seed)),
+                "secure/seed": as_tensor(sha256(context, seed)),
             }
         )
 
@@ -190,7 +195,7 @@ class Member:
             # Of who sent nonsense others may have a share.
             shares[other] = "" if content is None else content.hex()
         signed = signature(
-            bytes.fromhex(held["sign"]), agreement(context, held["members"], delivered)
+            bytes.fromhex(held["sign"]), list_agreed(context, held["members"], delivered)
         )
         self.desk.write(client, session, held | {"shares": shares, "delivered": delivered})
         return Payload({"secure/signature": as_tensor(signed)})
@@ -202,7 +207,7 @@ class Member:
         if delivered != held["delivered"]:
             raise Refused("is asked to open another list than it signed")
         keys = known_keys(held)
-        agreed_on = agreement(bytes.fromhex(held["context"]), held["members"], delivered)
+        agreed_on = list_agreed(bytes.fromhex(held["context"]), held["members"], delivered)
         signers = clients_in(told, "secure/signers")
         rows = pieces(told, "secure/signatures", len(signers), SIGNATURE_BYTES)
         signed = {c: row for c, row in zip(signers, rows, strict=True) if c in delivered}
@@ -287,13 +292,15 @@ def told_of(task: Payload) -> tuple[str, list[ClientId]]:
 
 def announcement(session: str, client: ClientId, public: bytes) -> bytes:
     """Return what a client's own key vouches for."""
-    return digest(b"fedtail keys", session.encode(), str(client).encode(), public)
+    return sha256(b"fedtail keys", session.encode(), str(client).encode(), public)
 
 
-def agreement(context: bytes, members: Sequence[ClientId], delivered: Sequence[ClientId]) -> bytes:
+def list_agreed(
+    context: bytes, members: Sequence[ClientId], delivered: Sequence[ClientId]
+) -> bytes:
     """Return what is signed of who delivered."""
     lists = json.dumps([sorted(members), sorted(delivered)]).encode()
-    return digest(b"fedtail agreement", context, lists)
+    return sha256(b"fedtail agreement", context, lists)
 
 
 def known_keys(held: Mapping[str, Any]) -> dict[ClientId, bytes]:

@@ -23,9 +23,9 @@ from fedtail.privacy.secure.exchange import SecureExchange, Steps, T
 from fedtail.privacy.secure.fixed import decoded, layout_digest
 from fedtail.privacy.secure.member import SECURE
 from fedtail.privacy.secure.terms import (
-    MOST,
-    Kind,
+    MOST_MEMBERS,
     Refused,
+    SumKind,
     Terms,
     new_attempt,
     payload_digest,
@@ -77,10 +77,10 @@ class SecureSums:
 
     def _kinds(
         self, tasks: Sequence[Task], engine: Engine, budget: Budget | None
-    ) -> dict[Kind, list[Task]]:
+    ) -> dict[SumKind, list[Task]]:
         """Return who is asked what; those of one part must be asked the same."""
-        seen: dict[tuple[str, int], Kind] = {}
-        kinds: dict[Kind, list[Task]] = {}
+        seen: dict[tuple[str, int], SumKind] = {}
+        kinds: dict[SumKind, list[Task]] = {}
         for task in tasks:
             key = task.action, id(task.payload)
             if key not in seen:
@@ -90,7 +90,7 @@ class SecureSums:
                 both = [list(slots(form, parts)) for parts in (False, True)]
                 layout = layout_digest(both, self.real)
                 sent = payload_digest(task.payload, SECURE)
-                seen[key] = Kind(part_of(form), task.action, sent, layout)
+                seen[key] = SumKind(part_of(form), task.action, sent, layout)
             kinds.setdefault(seen[key], []).append(task)
         if len({kind.part for kind in kinds}) < len(kinds):
             raise FedtailError(
@@ -105,7 +105,7 @@ class SecureSums:
         return kinds
 
     def _terms(
-        self, kind: Kind, cohort: Sequence[ClientId], bits: int, attempt: str, clock: Clock
+        self, kind: SumKind, cohort: Sequence[ClientId], bits: int, attempt: str, clock: Clock
     ) -> Terms:
         return Terms(
             run=self.run,
@@ -174,8 +174,8 @@ class SecureSums:
 
 
 def in_groups(clients: Sequence[ClientId]) -> list[Sequence[ClientId]]:
-    """Return clients as groups of `MOST` at most, as equal as can be."""
-    count = math.ceil(len(clients) / MOST)
+    """Return clients as groups of `MOST_MEMBERS` at most, as equal as can be."""
+    count = math.ceil(len(clients) / MOST_MEMBERS)
     return [clients[number::count] for number in range(count)]
 
 

@@ -14,7 +14,7 @@ PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 
 
-def split(secret: bytes, threshold: int, places: Sequence[int]) -> list[bytes]:
+def shared_out(secret: bytes, threshold: int, places: Sequence[int]) -> list[bytes]:
     """Return one share a place; any `threshold` of them give the secret.
 
     Parameters

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.privacy.secure.crypto import KEY_BYTES, SIGNATURE_BYTES, digest
+from fedtail.privacy.secure.crypto import KEY_BYTES, SIGNATURE_BYTES, sha256
 from fedtail.protocol import ClientId, Payload, Scalar
 
-VERSION = 1
+SECURE_VERSION = 1
 FEWEST = 2
 """A sum over one client is that client's update."""
 TOO_FEW = "a sum over fewer than two clients would show one client's update"
-MOST = 100
+MOST_MEMBERS = 100
 """How many members one sum has at most: all share secrets with all. More are several sums."""
 KEYS_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 """What a member announces: keys for boxes, masks and signatures, and who vouches for them."""
@@ -31,7 +31,7 @@ class Refused(FedtailError):
     """What a member of a secure sum does not do, or what came of others that did not."""
 
 
-class Kind(NamedTuple):
+class SumKind(NamedTuple):
     """What all members of a secure sum are asked.
 
     Attributes
@@ -77,8 +77,8 @@ class Terms:
     threshold: int
     width: int
     cohort: tuple[ClientId, ...]
-    kind: Kind
-    version: int = VERSION
+    kind: SumKind
+    version: int = SECURE_VERSION
 
     def text(self) -> str:
         """Return it as it travels."""
@@ -87,7 +87,7 @@ class Terms:
     @property
     def session(self) -> str:
         """The name of the sum with these terms, which begins with the attempt's."""
-        return self.attempt + digest(b"fedtail session", self.text().encode()).hex()
+        return self.attempt + sha256(b"fedtail session", self.text().encode()).hex()
 
     def place(self, client: ClientId) -> int:
         """Return where a member's shares are, from 1."""
@@ -98,12 +98,15 @@ def read_terms(text: str) -> Terms:
     """Return what `text` was made from, or refuse what no member should take part in."""
     try:
         plain: dict[str, Any] = json.loads(text)
-        plain["cohort"], plain["kind"] = tuple(plain["cohort"]), Kind(*plain["kind"])
+        plain["cohort"], plain["kind"] = tuple(plain["cohort"]), SumKind(*plain["kind"])
         terms = Terms(**plain)
     except (KeyError, ValueError, TypeError, IndexError):
         raise Refused("the terms of this secure sum cannot be read") from None
     for wrong, reason in (
-        (terms.version != VERSION, f"it is of version {terms.version}, not {VERSION}"),
+        (
+            terms.version != SECURE_VERSION,
+            f"it is of version {terms.version}, not {SECURE_VERSION}",
+        ),
         (list(terms.cohort) != sorted(set(terms.cohort)), "a member stands there twice"),
         (terms.text() != text, "they could be read in another way"),
         (not re.fullmatch("[0-9a-f]{32}", terms.attempt), "the attempt has no name"),
@@ -119,8 +122,8 @@ def check_threshold(threshold: int, members: int) -> None:
     """Refuse a t with which two halves of the members could open two sums."""
     if members < FEWEST:
         raise Refused(TOO_FEW)
-    if members > MOST:
-        raise Refused(f"a secure sum has {MOST} clients at most, and {members} are asked")
+    if members > MOST_MEMBERS:
+        raise Refused(f"a secure sum has {MOST_MEMBERS} clients at most, and {members} are asked")
     if threshold < FEWEST or 2 * threshold <= members or threshold > members:
         raise Refused(
             f"a secure sum of {members} clients cannot have the threshold {threshold}: it is more "
@@ -141,7 +144,7 @@ def new_attempt() -> str:
 def context_of(text: str, keys: Mapping[ClientId, bytes]) -> bytes:
     """Return CTX: the digest of the terms, and of who has which keys."""
     members = json.dumps(sorted(keys)).encode()
-    return digest(b"fedtail context", text.encode(), members, *(keys[c] for c in sorted(keys)))
+    return sha256(b"fedtail context", text.encode(), members, *(keys[c] for c in sorted(keys)))
 
 
 def payload_digest(payload: Payload, without: str) -> str:
@@ -150,12 +153,14 @@ def payload_digest(payload: Payload, without: str) -> str:
     parts = [json.dumps(told, sort_keys=True).encode()]
     for name, tensor in sorted(payload.tensors.items()):
         parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), raw(tensor)]
-    return digest(*parts).hex()
+    return sha256(*parts).hex()
 
 
 def raw(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's numbers."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # A copy, because what has one number may claim to be contiguous and have an odd stride.
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def as_tensor(content: bytes, rows: int = 1) -> Tensor:
