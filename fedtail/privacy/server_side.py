@@ -147,7 +147,7 @@ class ServerProtection:
 
 
 def in_the_clear(found: Reduced, form: Form, fewest: int) -> Opened:
-    """Return sums that were not encrypted, over so many clients at least.
+    """Return sums of updates in the clear, over so many clients at least.
 
     What gets noise may be of one client.
     """
