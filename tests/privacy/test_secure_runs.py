@@ -18,6 +18,7 @@ from torch import nn
 from fedtail import (
     CCVR,
     GBME,
+    SLAC,
     Arrays,
     CReFF,
     Experiment,
@@ -51,6 +52,7 @@ METHODS: dict[str, Method[Any]] = {
     "gbme-p": GBMEp(local=tiny.quick()),
     "ccvr": CCVR(local=tiny.quick(), samples=20),
     "scaffold": Scaffold(local=tiny.quick()),
+    "slac": SLAC(local=tiny.quick()),
     "fednova": FedNova(local=tiny.quick()),
     "gbme": GBME(local=tiny.quick(), prior=GlobalPrior(), grouping="random", experts=2),
 }
