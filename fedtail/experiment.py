@@ -138,7 +138,7 @@ class Experiment(Config):
         False, description="clients mask what they send, and the server learns sums only"
     )
     secure_threshold: float = Field(
-        2 / 3,
+        0.66,
         gt=0.5,
         le=1,
         description="of a secure sum: the share of the clients asked who must stay to its end; "
