@@ -47,9 +47,10 @@ FLAGS = {
     "data": Flag(
         "data",
         str,
-        "NAME|FILE.npz",
+        "NAME|FILE",
         DATA,
-        "a source: see `fedtail data list`; or your own .npz file",
+        "a source: see `fedtail data list`; or your own .npz, .csv, .tsv or .jsonl file, or "
+        "folder:FOLDER",
     ),
     "model": Flag(
         "model",

@@ -34,6 +34,7 @@ from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.ride import RIDE
 from fedtail.methods.scaffold import Scaffold
 from fedtail.methods.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedtail.methods.slac import SLAC
 from fedtail.methods.tau_norm import TauNorm
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "LADE",
     "LDAM",
     "RIDE",
+    "SLAC",
     "BalanceFL",
     "CReFF",
     "Centralised",

@@ -42,6 +42,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "ratio-loss": {"beta": "0.01..1:log"},
     "redgrape": {"lam": "0.01..1:log"},
     "ride": {"loss.diversity": "0.01..1:log"},
+    "slac": {"prior.samples": "0.01..10:log"},
     "tau-norm": {"tau": "0..1"},
 }
 """The one or two fields that matter most, by method; what derives from a method has its too."""

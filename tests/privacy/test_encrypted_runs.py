@@ -21,6 +21,7 @@ from summing import far, summed
 from fedtail import (
     CCVR,
     GBME,
+    SLAC,
     CReFF,
     FedAvg,
     FedNova,
@@ -54,6 +55,7 @@ METHODS: dict[str, Method[Any]] = {
     "ccvr": CCVR(local=tiny.quick(), samples=20),
     "scaffold": Scaffold(local=tiny.quick()),
     "fednova": FedNova(local=tiny.quick()),
+    "slac": SLAC(local=tiny.quick()),
     "gbme": GBME(local=tiny.quick(), prior=GlobalPrior(), grouping="random", experts=2),
 }
 
