@@ -35,7 +35,7 @@ from fedtail.training.class_gradients import (
     class_gradients,
     grad_rows,
     linear_head,
-    mean_gradient,
+    head_gradient,
 )
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import (
@@ -264,7 +264,7 @@ class RedGrape(FedAvg[RedGrapeState]):
             h = aux.h
             if h is None:
                 h = constant_features(run.model, aux.x, "running" if frozen else self.statistics)
-            real = mean_gradient(head, h, aux.y, aux.held / classes)
+            real = head_gradient(head, h, aux.y, aux.held / classes)
         missing = {name: t / classes for name, t in aux.missing.items()}
         return {n: real[n].add_(t) if n in real else t for n, t in missing.items()}
 

@@ -115,7 +115,7 @@ def batch_gradients(
     with torch.no_grad():
         for x, y in batches:
             h = model.features(x)
-            of_logits = residual(linear, h, y)
+            of_logits = softmax_residual(linear, h, y)
             # Σ (p − e_y) hᵀ over the samples of one class is one product of matrices; a gradient
             # for each sample would take batch times the head. Classes that stand apart are right
             # too, in more and smaller products: a row is added to, never set.
@@ -135,14 +135,14 @@ def batch_gradients(
 
 
 @torch.no_grad()
-def mean_gradient(head: nn.Linear, h: Tensor, y: Tensor, scale: float) -> dict[str, Tensor]:
+def head_gradient(head: nn.Linear, h: Tensor, y: Tensor, scale: float) -> dict[str, Tensor]:
     """Return the gradient of `scale` times the mean cross-entropy of features, by name."""
-    r = residual(head, h, y).mul_(scale / len(y))
+    r = softmax_residual(head, h, y).mul_(scale / len(y))
     found = {"weight": r.T @ h}
     return found if head.bias is None else {**found, "bias": r.sum(dim=0)}
 
 
-def residual(head: nn.Linear, h: Tensor, y: Tensor) -> Tensor:
+def softmax_residual(head: nn.Linear, h: Tensor, y: Tensor) -> Tensor:
     """Return p − e_y of each sample, (batch, classes)."""
     p = torch.softmax(head(h), dim=1)
     return p.scatter_add_(1, y[:, None], -torch.ones_like(y[:, None], dtype=p.dtype))
