@@ -34,8 +34,8 @@ from fedtail.training.balanced import (
 from fedtail.training.class_gradients import (
     class_gradients,
     grad_rows,
-    linear_head,
     head_gradient,
+    linear_head,
 )
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import (
