@@ -92,7 +92,7 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(None if protected is None else protected.client)
-        together, odd = block_size(experiment.together, runtime)
+        together, odd = block_size(experiment.together, runtime, setting.cohort)
         if resume and folder is not None:
             together = folder.together(together)  # a later version may have another rule
         runtime.together = together
