@@ -26,7 +26,7 @@ from fedtail.privacy.layout import Slot
 from fedtail.privacy.secure.desk import Desk
 from fedtail.privacy.secure.exchange import SecureExchange, Steps
 from fedtail.privacy.secure.fixed import encoded
-from fedtail.privacy.secure.member import SECURE, Member
+from fedtail.privacy.secure.member import SECURE, Member, empty_vector
 from fedtail.privacy.secure.terms import (
     SumKind,
     Terms,
@@ -80,7 +80,7 @@ def measure(clients: int, numbers: int, width: int, lost: int, folder: Path) -> 
     told, real = exchange.told(model), 20
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(numbers, generator=draw).double()
-    total = np.zeros(numbers, np.uint32 if width == 32 else np.uint64)
+    total = empty_vector(numbers, width)
     for client in cohort[lost:]:
         whole, spent = timed(lambda: encoded(x, slots, clients, width, real))
         steps.setdefault("encode", []).append(spent)

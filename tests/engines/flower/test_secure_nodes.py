@@ -147,7 +147,8 @@ def test_half_an_identity_is_refused(config: dict[str, str], reason: str) -> Non
 
 
 def test_a_deployed_app_sums_securely(tmp_path: Path) -> None:
-    found = served(FEDAVG, tmp_path / "run", **{"secure": True, "secure-threshold": 0.75})
+    config: dict[str, Any] = {"secure": True, "secure-threshold": 0.75}
+    found = served(FEDAVG, tmp_path / "run", **config)
     plain = served(FEDAVG, tmp_path / "plain")
     assert found.metrics["clients"] == plain.metrics["clients"]
     assert found.metrics["bytes_up"] > plain.metrics["bytes_up"]
