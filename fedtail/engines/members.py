@@ -150,6 +150,11 @@ class Members:
         """
         if form is not None and self.is_wide(form):
             return self.spanned()
+        with self.method.moving(self.payload, self.model):
+            return self.stacked()
+
+    def stacked(self) -> Trained:
+        """Train them with a stack of models."""
         method, model, start = self.method, self.model, self.starting()
         aux = self.aux()
         trainable = model.trainable()
