@@ -27,9 +27,9 @@ from fedtail.models.split_model import SplitModel
 from fedtail.privacy.attacks import auc, found_at
 from fedtail.privacy.views import (
     AUDIT_NOISE,
-    Views,
+    SeenViews,
     Witnessed,
-    answered,
+    answered_alone,
     seen_by_server,
     seen_model,
 )
@@ -169,7 +169,7 @@ def paired(setting: Setting) -> Pairs:
 
 def members_of_round(
     witnessed: list[Witnessed],
-    views: Views,
+    views: SeenViews,
     setting: Setting,
     runtime: Runtime,
     epsilon: float,
@@ -185,7 +185,7 @@ def members_of_round(
     asked = [k for k in pairs.slots if k in tasks]
     model = setting.model
 
-    def looked_at(shown: Views) -> dict[str, Tensor] | None:
+    def looked_at(shown: SeenViews) -> dict[str, Tensor] | None:
         found = {}
         for protection, seen in shown.items():
             each = []
@@ -205,7 +205,7 @@ def members_of_round(
     for s, (federation, there) in enumerate(pairs.shadows(shadows, setting.experiment.seed)):
         other = replace(runtime, federation=federation)
         again = [
-            answered(w.task, w.state, setting, other) if w.task.client in there else w
+            answered_alone(w.task, w.state, setting, other) if w.task.client in there else w
             for w in witnessed
         ]
         shadow_views.append(

@@ -26,7 +26,7 @@ from fedtail.setting import Setting
 
 Seen = Mapping[str, Tensor]
 """What the server can read of one client's update, by name."""
-Views = dict[str, dict[int, Seen]]
+SeenViews = dict[str, dict[int, Seen]]
 """By protection and client."""
 
 AUDIT_NOISE = "audit/noise"
@@ -40,7 +40,7 @@ NOTHING, SUM_ONLY, CLIPPED, NOISY, SUM_CLIPPED, SUM_NOISY = (
 )
 SEEN_NOTES = {
     NOTHING: "every update as it was sent",
-    SUM_ONLY: "the sum of all updates and no single one (secure aggregation, encryption)",
+    SUM_ONLY: "the sum of all updates and no single one (secure aggregation)",
     CLIPPED: "every update, clipped but clean: it adds the noise itself, for others",
     NOISY: "every update, clipped and noisy (epsilon {epsilon:g} for this one)",
     SUM_CLIPPED: "the sum of clipped updates, clean: it adds the noise itself, for others",
@@ -69,10 +69,10 @@ def first_round(setting: Setting, runtime: Runtime) -> list[Witnessed]:
     everybody: Server = replace(setting.server(1), per_round=len(setting.federation), cohorts=None)
     tasks = next(method.round(state, everybody), [])
     asked = [(task, dict(engine.states.get(task.client, {}))) for task in tasks]
-    return [answered(task, kept, setting, runtime) for task, kept in asked]
+    return [answered_alone(task, kept, setting, runtime) for task, kept in asked]
 
 
-def answered(
+def answered_alone(
     task: Task, state: Mapping[str, Tensor], setting: Setting, runtime: Runtime
 ) -> Witnessed:
     """Have a task of round 1 done by a client with this state."""
@@ -82,7 +82,7 @@ def answered(
 
 def seen_by_server(
     witnessed: list[Witnessed], setting: Setting, epsilon: float, noise: str = AUDIT_NOISE
-) -> Views:
+) -> SeenViews:
     """Return what is seen of the same updates under each protection that the method can have.
 
     Parameters
@@ -94,7 +94,7 @@ def seen_by_server(
     noise
         The purpose that noise is drawn for: another one gives other noise.
     """
-    views: Views = {NOTHING: plain_view(witnessed)}
+    views: SeenViews = {NOTHING: plain_view(witnessed)}
     if setting.method.asks().single:
         return views
     privacy, seed = setting.experiment.privacy, setting.experiment.seed
