@@ -61,6 +61,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
 ALONE = "held alone"
 ATTACKS = ("times 100", "sign flip", "label flip", "backdoor", "little is enough")
 FACTORS = {"times 100": 100.0, "sign flip": -10.0}
+LOCAL = {"lr": 0.2, "epochs": 5, "batch_size": 16}
 RARE = 3  # classes that count as rare
 COPIES = 10  # of what the backdoor is made of
 SCORES = ("all", "rare", "rarest", "taken")
@@ -77,7 +78,7 @@ def protocol(seed: int, defence: str, rounds: int) -> Experiment:
         seed=seed,
         eval_every=rounds,
         model={"name": "mlp", "hidden": [64]},
-        method={"name": "bsm", "local": {"lr": 0.2, "epochs": 5, "batch_size": 16}},
+        method={"name": "bsm", "local": LOCAL},
         robust=DEFENCES[defence],
     )
 
@@ -170,11 +171,11 @@ def outcome(seed: int, defence: str, kind: str, attackers: int, rounds: int) -> 
     bad = list(range(attackers))
     setting = poisoned(clean, kind, bad)
     runtime: Runtime = setting.runtime()
-    runtime.together, _ = block_size(chosen.together, runtime)
+    runtime.together, _ = block_size(chosen.together, runtime, CLIENTS)
     engine = Embedded(runtime, server_side=chosen.robust_side)
     engine.executor = Attack(runtime, kind=kind, bad=frozenset(bad))
     if kind == "backdoor":
-        other = replace(runtime, method=FedAvg(local=chosen.method.local))
+        other = replace(runtime, method=FedAvg.model_validate({"local": LOCAL}))
         engine.executor = replace(
             engine.executor,
             enlarged=replacing(setting, bad, defence),

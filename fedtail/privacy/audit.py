@@ -232,7 +232,7 @@ def trained_again(setting: Setting) -> Mapping[str, Tensor]:
 
     with protection(setting) as protected:
         runtime = setting.runtime(None if protected is None else protected.client)
-        runtime.together, _ = block_size(setting.experiment.together, runtime)
+        runtime.together, _ = block_size(setting.experiment.together, runtime, setting.cohort)
         side = setting.experiment.robust_side if protected is None else protected.server
         engine = Embedded(runtime, server_side=side)
         budget = None if protected is None else protected.budget

@@ -69,7 +69,8 @@ def single_samples(
     witnessed: list[Witnessed], setting: Setting
 ) -> tuple[list[Single], Tensor] | None:
     """Return the only samples of their class, and the mean test feature, at the sent model."""
-    federation, model, found = setting.federation, setting.model, []
+    federation, model = setting.federation, setting.model
+    found: list[Single] = []
     sent = witnessed[0].task.payload.group("model") if witnessed else {}
     if not model.fits(sent) or len(model.heads) != 1:
         return None

@@ -160,8 +160,9 @@ def paired(setting: Setting) -> Pairs:
         found = [(i, stock[c].pop()) for i, c in enumerate(labels) if stock[c]]
         if found:
             slots[k], others[k] = torch.tensor(found).T
-    both = isinstance(train.x, Tensor) and isinstance(test.x, Tensor)
-    x = torch.cat([train.x, test.x]) if both else JoinedFeatures(train.x, test.x)
+    x: Features = JoinedFeatures(train.x, test.x)
+    if isinstance(train.x, Tensor) and isinstance(test.x, Tensor):
+        x = torch.cat([train.x, test.x])
     joined = Samples(x, y)
     parts = [federation.positions(k).numpy() for k in range(len(federation))]
     return Pairs(federation.with_parts(joined, parts), slots, others)
@@ -212,7 +213,7 @@ def members_of_round(
             looked_at(seen_by_server(again, setting, epsilon, f"{AUDIT_NOISE}/{s}"))
         )
         inside.append(in_and_out(there, asked))
-    found = {}
+    found: dict[str, Membership | None] = {}
     for name, own in target.items():
         each = torch.stack([shown[name] for shown in shadow_views if shown is not None])
         found[name] = scored(own, each, torch.stack(inside), pairs.members(asked))
