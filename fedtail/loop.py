@@ -287,6 +287,7 @@ class Loop:
             f"round {number}: {self.mention(d.client)} is left out: {d.reason}"
             for d in ledger.dropped
         ]
+        messages += [f"round {number}: {self.mention(d.client)} {d.reason}" for d in ledger.remarks]
         if ledger.kept:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)
