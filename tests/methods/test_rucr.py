@@ -65,9 +65,9 @@ def test_the_comparison_by_hand() -> None:
     warm = RUCR(temperature=0.5).compared(h, y, to)
     own = math.e**2 / 4
     assert float(warm) == pytest.approx(-math.log(own / (own + 2)), rel=1e-6)
-    # A true class without a prototype (its only holder's answer was lost) is not masked.
-    lost = RUCR(absent="mask").compared(h, torch.tensor([2]), to)
-    assert float(lost) == pytest.approx(math.log(1 + math.e + 1), rel=1e-6)
+    # A class that the client lacks has a cosine of 0, whatever its prototype.
+    lacking = to._replace(prototypes=torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    assert torch.equal(RUCR().compared(h, y, lacking), RUCR().compared(h, y, to))
 
 
 def test_the_loss_has_both_parts() -> None:
@@ -77,6 +77,9 @@ def test_the_loss_has_both_parts() -> None:
     local = method.start(payload, tiny.client(DATA, 1, split))
     x, y = torch.tensor([[0.0, 5.0]]), torch.tensor([1])
     part = method.compared(x, y, local.aux)
+    # Client 1 holds classes 0 and 1; of the cohort's four samples one is of class 1.
+    assert local.aux.present.tolist() == [True, True, False]
+    torch.testing.assert_close(local.aux.margin, torch.tensor([3 / 4, 1 / 4, 1.0]).log())
     assert float(method.batch_loss(local, x, y).detach()) == pytest.approx(
         math.log(3) + 0.5 * float(part), rel=1e-6
     )
