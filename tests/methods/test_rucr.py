@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedtail import RUCR, FedAvg, FedtailError, run
+from fedtail.forms import defect
 from fedtail.methods.rucr import Prototypes, with_prototypes
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
@@ -92,6 +93,31 @@ def test_without_comparison_and_re_training_it_is_fedavg(kind: Any) -> None:
     plain = run(tiny.experiment(FedAvg(local=local), kind))
     assert found.digest == plain.digest
     assert [r["traffic"] for r in found.history] == [r["traffic"] for r in plain.history]
+
+
+def test_a_round_has_two_exchanges() -> None:
+    # Four clients: down twice the model of 1,186 numbers, and 4 means of 6 features with 4 counts
+    # of eight bytes; up the model, samples and steps, and before it 4 sums with 4 counts.
+    result = run(tiny.experiment(RUCR(local=tiny.quick(), last=0)))
+    size = 4 * sum(t.numel() for t in result.tensors.values())
+    table = 4 * 4 * 6 + 8 * 4
+    for record in result.history:
+        assert record["bytes_down"] == 4 * (2 * size + table)
+        assert record["bytes_up"] == 4 * (size + 16 + table)
+
+
+def test_means_are_taken_at_the_received_model() -> None:
+    received = SplitModel(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)))
+    resident = SplitModel(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)))
+    asked = Payload(grouped("model", received.tensors()))
+    sent = RUCR().class_means(asked, tiny.client(DATA, 0, resident))
+    expected = torch.tensor([6.0, 0.0]) @ received.tensors()["0.weight"].T
+    torch.testing.assert_close(sent.tensors["means/sums"][0], expected)
+    form = RUCR().class_means_form(asked, resident, 3)
+    assert defect(sent, form, 2) == ""
+    for counts in ([2, 1, 0], [2, -1, 0]):
+        odd = {**sent.tensors, "means/counts": torch.tensor(counts)}
+        assert "counts" in defect(Payload(odd), form, 2)
 
 
 def test_re_training_changes_nothing_but_what_is_tested_at_the_end() -> None:
