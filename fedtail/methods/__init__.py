@@ -15,6 +15,7 @@ from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
 from fedtail.methods.fedbe import FedBE
 from fedtail.methods.feddf import FedDF
 from fedtail.methods.fedetf import FedETF
+from fedtail.methods.fedic import FEDIC
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fedloge import FedLoGe
 from fedtail.methods.fednh import FedNH, FedUH
@@ -48,6 +49,7 @@ __all__ = [
     "CLIMB",
     "CRTCB",
     "CRTIB",
+    "FEDIC",
     "GBME",
     "IFCA",
     "LADE",

@@ -28,6 +28,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "fedbe": {"distil_lr": "0.0001..0.01:log"},
     "feddf": {"distil_lr": "0.0001..0.01:log"},
     "fedetf": {"scale": "1..30:log"},
+    "fedic": {"distil_lr": "0.0001..0.01:log", "lam": "0.1..0.9"},
     "fedlc": {"tau": "0.1..10:log", "absent": "0.01..10:log"},
     "fedloge": {"norm": "0.05..5:log"},
     "fednh": {"scale": "1..30:log"},

@@ -34,7 +34,7 @@ from fedtail.training import ClassBalanced
 CLIENTS = 6  # of the tiny federation, of 0 to 12 samples
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 TOGETHER = [n for n in NAMES if can_train_together(Method.registry[n])]
-AMPLIFIES = {"feddf": {"distil_steps": 0}}
+AMPLIFIES = {"feddf": {"distil_steps": 0}, "fedic": {"distil_steps": 0}}
 """Adam takes a step of the same size along a gradient that is nothing but rounding."""
 TOLERANCE = 1e-6  # over the whole run; float32 sums of other lengths round differently
 
