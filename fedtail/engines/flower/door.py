@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 HEADER = "x-fedtail-door"
+KEY = "door.key"
+"""The file with the secret, in a folder that only its owner may look into."""
 SERVERS = ("flower-superlink", "flower-supernode")
 STARTED = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr-simulation")
 COMMANDS = (*SERVERS, *STARTED, "flwr")
@@ -50,7 +52,7 @@ def new_door(home: Path, beside: Path) -> Path:
     beside
         The folder with Flower's own commands.
     """
-    key, folder = home / "door.key", home / "bin"
+    key, folder = home / KEY, home / "bin"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(32))
     folder.mkdir()
@@ -69,7 +71,7 @@ def new_door(home: Path, beside: Path) -> Path:
 
 def secret_of(home: Path) -> str:
     """Return the secret of a federation."""
-    return (home / "door.key").read_text()
+    return (home / KEY).read_text()
 
 
 def close_door(key: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fedtail.engines.flower.door import HEADER, new_door, secret_of
+from fedtail.engines.flower.door import HEADER, KEY, new_door, secret_of
 from fedtail.engines.flower.processes import (
     RESIDENTS,
     Started,
@@ -127,6 +127,9 @@ class FlowerProcesses:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # 15 by itself: on a busy machine nobody ever answers
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.home / KEY),
             "PATH": ":".join(map(str, places)),
         }
 
