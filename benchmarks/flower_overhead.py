@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--demo", action="store_true")
     chosen = parser.parse_args()
+    if chosen.on == "ray" and find_spec("ray") is None:
+        parser.error("--on ray needs Ray: pip install 'fedtail[flower]'")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the echo's own processes
     words = ["--method", chosen.method, "--imbalance", "20", "--clients", str(NODES)]
     words += ["--epochs", "1", "--together", "0", "--rounds", str(chosen.rounds)]

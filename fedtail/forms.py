@@ -148,6 +148,11 @@ class Form:
         """Return the form with more scalars."""
         return replace(self, scalars={**self.scalars, **scalars})
 
+    def without(self, *prefixes: str) -> Form:
+        """Return the form without the tensors whose flat names begin so."""
+        kept = {n: look for n, look in self.tensors.items() if not n.startswith(prefixes)}
+        return replace(self, tensors=kept, how={n: self.how[n] for n in kept})
+
     @cached_property
     def rows(self) -> dict[str, int]:
         """The groups with one row a class, and how many classes there are."""

@@ -27,6 +27,7 @@ from fedtail.forms import ByClass, First, Form, Like, Mean, Number, Total
 from fedtail.loop import run
 from fedtail.losses import (
     BalancedSoftmax,
+    BinaryCrossEntropy,
     CrossEntropy,
     Focal,
     FunctionLoss,
@@ -64,6 +65,7 @@ from fedtail.training import (
     ServerSGD,
     ServerYogi,
     Shuffled,
+    SmoothedPrior,
 )
 from fedtail.training.closed_heads import LDA, BalancedRidge, ClosedHead, NearestMean
 
@@ -76,6 +78,7 @@ __all__ = [
     "BalancedRidge",
     "BalancedSoftmax",
     "BatchSampler",
+    "BinaryCrossEntropy",
     "ByClass",
     "CReFFSplit",
     "Callback",
@@ -137,6 +140,7 @@ __all__ = [
     "ServerYogi",
     "Shards",
     "Shuffled",
+    "SmoothedPrior",
     "Source",
     "Split",
     "SplitModel",

@@ -23,7 +23,7 @@ from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
-from fedtail.finish import shipped_network
+from fedtail.finish import Finish, shipped_network
 from fedtail.methods import Method
 from fedtail.metrics.groups import has_tail
 from fedtail.metrics.traffic import GB, human_bytes
@@ -52,6 +52,10 @@ COUNTED_CLIENTS = 1000
 """How many clients stand for all where the classes that they hold are counted."""
 LOOKED_AT = 64
 """How many inputs stand for all where each is decoded from a file of its own."""
+
+
+FROZEN = "frozen part of the model"
+"""What its digest is called."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,17 @@ class Setting:
             return range(trained)
         return range(trained, trained + len(self.split.held_out) - len(self.split))
 
+    @property
+    def finish(self) -> Finish:
+        """The last step: what the experiment names, or what the method brings."""
+        named = self.experiment.finish
+        return named if named.asks else self.method.last_step()
+
     @cached_property
     def traffic(self) -> Traffic | None:
         """What will be sent, where that grows with classes and features."""
         experiment, classes = self.experiment, self.dataset.num_classes
-        last = experiment.finish.volume(self.base, classes)
+        last = self.finish.volume(self.base, classes)
         if last is None and self.method.volume(self.model, classes, 0) is None:
             return None
         some = range(0, len(self.federation), max(1, len(self.federation) // COUNTED_CLIENTS))
@@ -196,7 +206,7 @@ class Setting:
         return {
             **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
             "split": self.split.digest,
-            **({"frozen part of the model": digest(frozen)} if frozen else {}),
+            **({FROZEN: digest(frozen)} if frozen else {}),
         }
 
     def server(self, round: int) -> Server:
@@ -435,7 +445,7 @@ def check_normalisation(federation: Federation, experiment: Experiment) -> None:
 
 def check_finish(setting: Setting) -> None:
     """Refuse a last step that cannot be done to what the method ships."""
-    method, finish = setting.method, setting.experiment.finish
+    method, finish = setting.method, setting.finish
     if finish.asks:
         shipped = dict(method.eval_model(method.init(setting.model, setting.server(0))))
         finish.check(shipped_network(shipped, setting.model, setting.base))

@@ -2,6 +2,7 @@
 
 from fedtail.losses.balanced_softmax import BalancedSoftmax
 from fedtail.losses.base import LocalLoss, LossContext
+from fedtail.losses.binary_cross_entropy import BinaryCrossEntropy
 from fedtail.losses.cross_entropy import CrossEntropy
 from fedtail.losses.focal import Focal
 from fedtail.losses.function import FunctionLoss
@@ -15,6 +16,7 @@ from fedtail.losses.weighted_cross_entropy import WeightedCrossEntropy
 
 __all__ = [
     "BalancedSoftmax",
+    "BinaryCrossEntropy",
     "CrossEntropy",
     "Focal",
     "FunctionLoss",

@@ -27,6 +27,42 @@ from fedtail.training import BatchSampler, ClassBalanced, Shuffled, normalisable
 from fedtail.training.teacher import TeacherMode, frozen_copy, taught
 
 Domain = Literal["code", "paper"]
+FEW_SAMPLES = 2
+"""Up to so many samples for each feature, noise is mixed from the samples themselves."""
+
+
+NOISE_AT_ONCE = 128
+"""Vectors of noise that are made by one product: one by one would read R for each batch."""
+
+
+@dataclass
+class Noise:
+    """A stream of vectors ε ~ N(0, RᵀR).
+
+    Attributes
+    ----------
+    root
+        R.
+    generator
+        What it is drawn from.
+    """
+
+    root: Tensor
+    generator: torch.Generator
+
+    def __post_init__(self) -> None:
+        self._ready = self.root[:0]
+
+    def take(self, count: int) -> Tensor:
+        """Return the next vectors, (count, d)."""
+        missing = count - len(self._ready)
+        if missing > 0:
+            # A client with few samples needs few.
+            size = max(missing, min(NOISE_AT_ONCE, len(self.root)))
+            draws = torch.randn(size, len(self.root), generator=self.generator)
+            self._ready = torch.cat([self._ready, draws.to(self.root.device) @ self.root])
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return taken
 
 
 @dataclass(frozen=True)
@@ -37,16 +73,16 @@ class Lesson:
     ----------
     teacher
         The received model, frozen, where knowledge is inherited.
-    root
-        R with RᵀR = Σ, the pooled covariance (Eq. 6), where features are augmented.
+    noise
+        Of the pooled covariance Σ (Eq. 6), where features are augmented.
     p
         How likely a sample of each class is augmented (Eq. 7).
     generator
-        The stream of the noise.
+        The stream of who is augmented, and of the noise.
     """
 
     teacher: SplitModel | None
-    root: Tensor | None
+    noise: Noise | None
     p: Tensor
     generator: torch.Generator
 
@@ -68,9 +104,9 @@ class BalanceFL(FedAvg[ModelState]):
     augment_features: bool = Field(True, description="spread the features of rare classes")
     smooth: bool = Field(True, description="reward spread over the active classes")
     domain: Domain = Field(
-        "code",
-        description="code: separate softmaxes over active and over absent classes; paper: one over "
-        "all classes, of which the terms sum a part",
+        "paper",
+        description="paper: one softmax over all classes, of which the terms sum a part; code: "
+        "separate ones over active and over absent classes",
     )
     absent_by: Literal["client", "batch"] = Field(
         "client", description="absent: not held by the client (paper), or not in the batch (code)"
@@ -100,14 +136,15 @@ class BalanceFL(FedAvg[ModelState]):
             if self.inherit or self.augment_features
             else None
         )
-        root = None
+        noise, generator = None, client.generator("features")
         if teacher is not None and self.augment_features and len(client.data):
             root = pooled_root(*self.features(teacher, client)).to(client.device)
+            noise = Noise(root, generator)
         return Lesson(
             teacher=teacher if self.inherit else None,
-            root=root,
+            noise=noise,
             p=1 - counts / counts.max().clamp(min=1),
-            generator=client.generator("features"),
+            generator=generator,
         )
 
     @torch.no_grad()
@@ -149,11 +186,13 @@ class BalanceFL(FedAvg[ModelState]):
 
     def augmented(self, model: SplitModel, output: Output, y: Tensor, lesson: Lesson) -> Output:
         """h̃ = h + ε, ε ~ N(0, Σ), for each sample with probability p_y; fresh noise each time."""
-        if lesson.root is None:
+        if lesson.noise is None:
             return output
-        draws = torch.randn(len(y), len(lesson.root), generator=lesson.generator).to(y.device)
-        chosen = torch.rand(len(y), generator=lesson.generator).to(y.device) < lesson.p[y]
-        features = output.features + (draws @ lesson.root) * chosen[:, None]
+        lucky = torch.rand(len(y), generator=lesson.generator).to(y.device) < lesson.p[y]
+        chosen = torch.nonzero(lucky)[:, 0]
+        if not len(chosen):
+            return output
+        features = output.features.index_add(0, chosen, lesson.noise.take(len(chosen)))
         return Output(model.classifier(features), features)
 
     def reply(self, run: LocalRun) -> Payload:
@@ -186,18 +225,22 @@ def negative_entropy(z: Tensor, active: Tensor, domain: Domain) -> Tensor:
 
 
 def pooled_root(features: Tensor, y: Tensor) -> Tensor:
-    """Return R, of at most d rows, with RᵀR = Σ = Σ_c n_c Σ_c / Σ_c n_c (Eq. 6).
+    """Return R with RᵀR = Σ = Σ_c n_c Σ_c / Σ_c n_c (Eq. 6).
 
     Σ_c has the divisor n_c − 1 and is zero for a class of one sample. Σ itself is never formed:
     it is AᵀA for the centred, scaled features A, and so RᵀR for A = QR. That needs no inverse and
-    no positive eigenvalues, so few samples and dead channels do no harm.
+    no positive eigenvalues, so few samples and dead channels do no harm. With few samples R is A:
+    to make it smaller would take longer than a whole epoch's noise.
     """
-    h = features.to(torch.float64)
     counts = y.bincount().to(torch.float64)
-    sums = torch.zeros(len(counts), h.shape[1], dtype=h.dtype).index_add_(0, y, h)
-    centred = h - sums[y] / counts[y, None]
+    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
+    means = (sums.index_add_(0, y, features.double()) / counts[:, None].clamp(min=1)).to(
+        features.dtype
+    )
     weight = counts / (counts - 1).clamp(min=1) / len(y)
-    root: Tensor = torch.linalg.qr(centred * weight[y, None].sqrt(), mode="r").R
+    root = (features - means[y]) * weight[y, None].sqrt().to(features.dtype)
+    if len(root) > FEW_SAMPLES * root.shape[1]:
+        root = torch.linalg.qr(root.double(), mode="r").R
     return root.to(torch.float32)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self, cast
 
 import torch
@@ -131,17 +131,13 @@ class ExpertModel(SplitModel):
         return Output(each.mean(0), features, each)
 
     def output_of(self, index: int, x: Tensor) -> Output:
-        """Return one expert's logits and features; the others are not computed.
-
-        The bits are those that it has among the others: it stands in the same place of a matrix
-        with zeros for them, because products round by how their factors lie in memory.
-        """
+        """Return one expert's logits and features; the others are not computed."""
         features: Tensor = self._net.experts[index](self._net.trunk(x))
-        widths = self._net.heads.widths()
-        rows = [features.new_zeros(len(features), width) for width in widths]
-        rows[index] = features
-        part = torch.cat(rows, dim=1).split_with_sizes(widths, dim=1)[index]
-        return Output(self._net.heads[index](part), features)
+        return Output(self._net.heads[index](features), features)
+
+    def buffer_names(self) -> list[str]:
+        """Names of what moves but not by gradients; what `train_only` freezes is none of it."""
+        return [name for name, _ in self.live() if name not in self._trained]
 
     def expert_names(self, index: int) -> frozenset[str]:
         """Names of all tensors (parameters and buffers) that belong to one expert alone."""
@@ -271,14 +267,19 @@ def only_head(model: SplitModel) -> bool:
 
 def with_cosine_heads(model: SplitModel, scale: float = 30.0) -> SplitModel:
     """Return a copy whose heads are cosine heads of this scale; those that are stay as they are."""
+    return with_new_heads(model, lambda head, name: _cosine(head, name, scale))
+
+
+def with_new_heads(model: SplitModel, make: Callable[[nn.Module, str], nn.Module]) -> SplitModel:
+    """Return a copy with other heads in the places of its own, made of each and its name."""
     made = copy.deepcopy(model)
     for name, head in zip(made.head_names, made.heads, strict=True):
-        cosine = _cosine(head, name, scale)
+        new = make(head, name)
         parent, _, leaf = name.rpartition(".")
         if leaf:
-            setattr(made.module.get_submodule(parent), leaf, cosine)
+            setattr(made.module.get_submodule(parent), leaf, new)
         else:
-            made.module = cosine
+            made.module = new
     made.note_frozen()
     return made
 

@@ -74,7 +74,7 @@ def moment_leak(
 
     The server is given what it sees without protection: every client's own sums.
     """
-    head = setting.method.closed_head() or setting.experiment.finish.closed_head()
+    head = setting.method.closed_head() or setting.finish.closed_head()
     if head is None:
         return None
     network, federation = runtime.load_tested(tensors), setting.federation

@@ -3,7 +3,7 @@
 from fedtail.training.average import weighted_mean
 from fedtail.training.class_gradients import class_gradients
 from fedtail.training.local import LocalTraining, normalisable
-from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior
+from fedtail.training.priors import ClassPrior, GlobalPrior, LocalPrior, SmoothedPrior
 from fedtail.training.proxy import PrivateProxyPrior, ProxyPrior
 from fedtail.training.samplers import BatchSampler, ClassBalanced, Shuffled
 from fedtail.training.schedule import Constant, Cosine, Linear, Schedule, StepDecay
@@ -34,6 +34,7 @@ __all__ = [
     "ServerSGD",
     "ServerYogi",
     "Shuffled",
+    "SmoothedPrior",
     "StepDecay",
     "class_gradients",
     "normalisable",

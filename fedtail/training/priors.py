@@ -1,14 +1,15 @@
 """Where the class prior π comes from that a prior-based loss uses.
 
 Local: each client's own counts, nothing is sent. Global: every client reports its counts once, in
-the preliminary exchange, which reveals them to the server (or only their sum, under encryption).
+the preliminary exchange, which reveals them to the server (or only their sum, if sums are secure).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedtail.config import Component, Registry
@@ -22,8 +23,11 @@ class ClassPrior(Component):
     """Class counts up to a factor, as seen by a client."""
 
     registry: ClassVar[Registry[ClassPrior]] = Registry("prior")
-    exchanges: ClassVar[int] = 0
-    """How many exchanges with every client `setup` holds."""
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges with every client `setup` holds."""
+        return 0
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Ask the clients for what the prior needs; return what they are to be told, if any."""
@@ -55,7 +59,10 @@ class LocalPrior(ClassPrior):
 class GlobalPrior(ClassPrior):
     """The sum of all clients' class counts, which they report once."""
 
-    exchanges: ClassVar[int] = 1
+    @property
+    def exchanges(self) -> int:
+        """One."""
+        return 1
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Sum the counts that the clients report."""
@@ -74,6 +81,41 @@ class GlobalPrior(ClassPrior):
     def counts(self, told: Tensor | None, client: Client) -> Tensor:
         """Return what the server told."""
         return super().counts(None, client) if told is None else told
+
+
+@ClassPrior.register("smoothed")
+class SmoothedPrior(GlobalPrior):
+    """The client's own class counts, and some samples more of every class: n_c + a C q_c.
+
+    q is the share of the class in the whole federation, or 1/C. A client with many samples trusts
+    itself, one with few the others, and no class that somebody holds is masked. a = 0 is the local
+    prior; as a grows it becomes the global one.
+    """
+
+    samples: float = Field(1.0, ge=0, description="a: how many samples are added, a class")
+    towards: Literal["uniform", "global"] = Field(
+        "uniform",
+        description="q: the same for all classes, and nothing is sent; or the shares in the whole "
+        "federation, for which clients report their class counts once",
+    )
+
+    @property
+    def exchanges(self) -> int:
+        """One, if the shares have to be known."""
+        return int(self.towards == "global")
+
+    def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
+        """Sum the counts that the clients report, if they are asked for."""
+        if self.towards == "uniform":
+            yield from ()
+            return None
+        return (yield from super().setup(model, server))
+
+    def counts(self, told: Tensor | None, client: Client) -> Tensor:
+        """Return n_c + a C q_c."""
+        own = client.counts.to(torch.float32)
+        share = torch.full_like(own, 1 / len(own)) if told is None else told / told.sum()
+        return own + self.samples * len(own) * share
 
 
 def counts_form(classes: int) -> Form:

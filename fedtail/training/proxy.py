@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -59,9 +60,12 @@ class Survey:
 class ProxyPrior(ClassPrior):
     """The class counts that the clients' first classifier updates betray (GBME's GPI)."""
 
-    exchanges: ClassVar[int] = 1
-
-    epochs: float = Field(1.0, gt=0, description="local passes of the preliminary training")
+    index: Literal["gradient", "epoch"] = Field(
+        "gradient",
+        description="what Ω is read off: the gradient of the mean local loss (Eq. 4), or the change"
+        " of some local epochs (code), which grows with the client's size",
+    )
+    epochs: float = Field(1.0, gt=0, description="local passes of index = 'epoch'")
     upload: Literal["index", "layer"] = Field(
         "index",
         description="what a client sends: one number a class, or the classifier's change that the "
@@ -77,6 +81,11 @@ class ProxyPrior(ClassPrior):
     )
 
     # Server half
+
+    @property
+    def exchanges(self) -> int:
+        """One."""
+        return 1
 
     def setup(self, model: Tensors, server: Server) -> Exchange[Tensor | None]:
         """Return the estimated class counts, from what clients add to Π and nothing else."""
@@ -134,16 +143,22 @@ class ProxyPrior(ClassPrior):
     def report(self, payload: Payload, client: Client, local: LocalTraining) -> Payload:
         """Train, and tell by how much the classifier moved."""
         client.model.load(payload.group("model"))
-        before = mean_head(client.model)
-        # Decay would move every row, whatever the labels are.
-        warm_up(client, local.but(epochs=self.epochs, steps=None, weight_decay=0.0))
-        change = self.release(mean_head(client.model) - before, client)
+        change = self.release(self.change(client, local), client)
         facts = {"samples": len(client.data)}
         if "summed" in payload.scalars:
             own = self.positive(lpi(change)[None])[0]
             return Payload({"gpi/classes": own.float()}, facts)
         sent = {"lpi/classes": lpi(change)} if self.upload == "index" else {"layer/weight": change}
         return Payload(sent, facts)
+
+    def change(self, client: Client, local: LocalTraining) -> Tensor:
+        """Return −∇w of the classifier at the received model, or by how much training moved it."""
+        if self.index == "gradient":
+            return -mean_gradient(client, local.but(epochs=1.0, steps=None))
+        before = mean_head(client.model)
+        # Decay would move every row, whatever the labels are.
+        warm_up(client, local.but(epochs=self.epochs, steps=None, weight_decay=0.0))
+        return mean_head(client.model) - before
 
     def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare one number a class, or the classifier's change."""
@@ -259,29 +274,56 @@ def mean_index(positive: Tensor, samples: Tensor) -> Tensor:
     return (weights @ positive).float()
 
 
-def mean_head(model: SplitModel) -> Tensor:
-    """Return the mean of the experts' classifier weights, (classes, features), as a copy."""
+def mean_head(model: SplitModel, gradient: bool = False) -> Tensor:
+    """Return the mean of the experts' classifier weights, (classes, features), as a copy.
+
+    Or the mean of their gradients; what is not trained has a gradient of zero.
+    """
     weights = []
     for name, head in zip(model.head_names, model.heads, strict=True):
         weight = getattr(head, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2:
             raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
-        weights.append(weight.detach() if class_axis(head) == 0 else weight.detach().T)
+        read = weight.detach()
+        if gradient:
+            read = torch.zeros_like(read) if weight.grad is None else weight.grad
+        weights.append(read if class_axis(head) == 0 else read.T)
     return torch.stack(weights).mean(dim=0).to("cpu", torch.float32)
+
+
+def mean_gradient(client: Client, local: LocalTraining) -> Tensor:
+    """Return the gradient of the mean local cross-entropy in the classifier, of all experts' mean.
+
+    The model is in training mode, as it is when it is trained, and does not move.
+    """
+    model = client.model
+    model.zero_grad(set_to_none=True)
+    for x, y in passes(client, local):
+        torch.autograd.backward(functional.cross_entropy(model(x), y, reduction="sum"))
+    total = mean_head(model, gradient=True)
+    model.zero_grad(set_to_none=True)
+    return total / max(len(client.data), 1)
 
 
 def warm_up(client: Client, local: LocalTraining) -> None:
     """Train the resident model by plain cross-entropy, with the rate of the first round."""
-    model, norms = client.model, client.model.batch_norms()
+    model = client.model
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = local.make_optimizer(trained, 1, client.rounds)
+    for x, y in passes(client, local):
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(functional.cross_entropy(model(x), y))
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(trained, local.clip)
+        optimizer.step()
+
+
+def passes(client: Client, local: LocalTraining) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give the batches of the local passes, with the model in training mode."""
+    model, norms = client.model, client.model.batch_norms()
     order, augmentation = client.generator("batches"), client.generator("augment")
     model.train()
     for index in local.batches(Shuffled(), client.data.labels, order, bool(norms)):
         x, y = client.data.batch(index, augmentation)
-        optimizer.zero_grad(set_to_none=True)
         with normalisable(norms, len(y)):
-            torch.autograd.backward(functional.cross_entropy(model(x), y))
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(trained, local.clip)
-        optimizer.step()
+            yield x, y

@@ -69,3 +69,22 @@ def test_equal_priors_give_cross_entropy() -> None:
     output = Output(z, torch.zeros(5, 1))
     ours, plain = BalancedSoftmax()(output, y, context), CrossEntropy()(output, y, context)
     assert float(ours) == pytest.approx(float(plain), rel=1e-6)
+
+
+def test_tau_is_the_strength_of_the_prior() -> None:
+    # π = (1, 4) with τ = 1/2 is (1, 2), and with τ = 2 it is (1, 16); y = 0 at z = 0: ln 3, ln 17.
+    z, y = torch.zeros(1, 2), torch.tensor([0])
+    context = LossContext(torch.ones(2), torch.tensor([1.0, 4.0]), 1, 1)
+    for tau, total in ((0.5, 3), (2.0, 17)):
+        loss = BalancedSoftmax(tau=tau)(Output(z, z), y, context)
+        assert float(loss) == pytest.approx(math.log(total), rel=1e-6)
+
+
+def test_without_tau_it_is_cross_entropy_to_the_bit() -> None:
+    # Also where a class has no prior: 0 · log 0 would be NaN.
+    z, y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 0])
+    context = LossContext(torch.ones(3), torch.tensor([3.0, 0.0, 1.0]), 1, 1)
+    output = Output(z, z)
+    assert torch.equal(
+        BalancedSoftmax(tau=0)(output, y, context), CrossEntropy()(output, y, context)
+    )

@@ -78,8 +78,8 @@ def test_equal_counts_give_cross_entropy(tau: float, count: float) -> None:
 
 @pytest.mark.parametrize("tau", [1e-6, 1.0])
 @pytest.mark.parametrize("exclude", [False, True])
-def test_an_absent_class_gets_no_gradient_whatever_its_logit(tau: float, exclude: bool) -> None:
-    loss = LogitCalibration(tau=tau, exclude_true_class=exclude)
+def test_a_masked_class_gets_no_gradient_whatever_its_logit(tau: float, exclude: bool) -> None:
+    loss = LogitCalibration(tau=tau, absent=0, exclude_true_class=exclude)
     n = [4.0, 0.0, 4.0, 2.0]
     low, gradient = evaluated(loss, [[0.5, -3.0, 0.0, 1.0], [0.0, 2.0, 1.0, 0.0]], [0, 2], n)
     high, _ = evaluated(loss, [[0.5, 1e30, 0.0, 1.0], [0.0, -1e30, 1.0, 0.0]], [0, 2], n)
@@ -91,7 +91,7 @@ def test_an_absent_class_gets_no_gradient_whatever_its_logit(tau: float, exclude
 @pytest.mark.parametrize("exclude", [False, True])
 def test_a_client_with_one_class_has_nothing_to_learn(exclude: bool) -> None:
     # One logit is left: -log 1 = 0. Without y the sum is empty, and the loss is 0 as well.
-    loss = LogitCalibration(exclude_true_class=exclude)
+    loss = LogitCalibration(absent=0, exclude_true_class=exclude)
     value, gradient = evaluated(loss, [[3.0, -2.0, 5.0]], [1], [0.0, 7.0, 0.0])
     assert value == 0.0
     assert torch.equal(gradient, torch.zeros(1, 3))
@@ -138,12 +138,41 @@ def test_a_label_that_the_client_does_not_have_is_refused() -> None:
 
 def test_half_precision_logits_stay_finite() -> None:
     z = torch.tensor([[60000.0, -60000.0, 1.0]], dtype=torch.float16, requires_grad=True)
-    value = LogitCalibration()(Output(z, z), torch.tensor([0]), context([4.0, 0.0, 1.0]))
+    masking = LogitCalibration(absent=0)
+    value = masking(Output(z, z), torch.tensor([0]), context([4.0, 0.0, 1.0]))
     (gradient,) = torch.autograd.grad(value, z)
     assert bool(torch.isfinite(value))
     assert float(gradient[0, 1]) == 0.0
 
 
-def test_a_negative_tau_is_refused() -> None:
-    with pytest.raises(ValueError, match="tau"):
-        LogitCalibration(tau=-0.1)
+def test_an_absent_class_counts_as_some_samples() -> None:
+    # n = (1, 16, 0) with one sample for the absent class: n^(-1/4) = (1, 1/2, 1), and τ = 2 ln 3
+    # makes (1/9, 1/3, 1/9) of the logits 0, softmax (1/5, 3/5, 1/5). Counted as 1/16 it is
+    # 16^(1/4) = 2 margins, 3^-4: (9, 27, 1) / 37.
+    tau, z = 2 * math.log(3), [[0.0, 0.0, 0.0]]
+    value, gradient = evaluated(LogitCalibration(tau=tau, absent=1), z, [1], [1, 16, 0])
+    assert value == pytest.approx(math.log(5 / 3))
+    assert gradient.tolist()[0] == pytest.approx([0.2, -0.4, 0.2])
+    value, gradient = evaluated(LogitCalibration(tau=tau, absent=1 / 16), z, [1], [1, 16, 0])
+    assert value == pytest.approx(math.log(37 / 27))
+    assert gradient.tolist()[0] == pytest.approx([9 / 37, -10 / 37, 1 / 37])
+
+
+def test_a_tiny_count_is_nearly_the_mask() -> None:
+    # 1e-8 samples, as a public re-implementation has it: a margin of 100 τ.
+    z, n = [[0.5, 2.0, 0.0]], [4.0, 0.0, 2.0]
+    found = [evaluated(LogitCalibration(absent=count), z, [0], n)[0] for count in (1e-8, 0)]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_every_class_counted_alike_is_cross_entropy_where_one_is_absent() -> None:
+    # One sample of each class that is there, and as much for the absent one.
+    value, _ = evaluated(LogitCalibration(tau=3.0, absent=1), [[1.0, 0.0, 2.0]], [0], [1, 0, 1])
+    plain = functional.cross_entropy(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([0]))
+    assert value == pytest.approx(float(plain), rel=1e-6)
+
+
+@pytest.mark.parametrize("field", ["tau", "absent"])
+def test_negative_numbers_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        LogitCalibration.model_validate({"name": "logit_calibration", field: -0.1})

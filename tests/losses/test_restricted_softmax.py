@@ -62,12 +62,12 @@ def test_with_every_class_present_it_is_cross_entropy(alpha: float) -> None:
 
 def test_alpha_0_is_not_a_mask() -> None:
     # The missing class has the logit 0, whatever z is: softmax(0, 0) and y = 0 give ln 2. FedLC
-    # masks it with -∞, and its loss is ln 1.
+    # with absent = 0 masks it with -∞, and its loss is ln 1.
     known = context([5.0, 0.0])
     value, gradient = evaluated(RestrictedSoftmax(alpha=0), [[0.0, 50.0]], [0], known)
     assert value == pytest.approx(math.log(2))
     assert gradient[0, 1] == 0.0
-    assert evaluated(LogitCalibration(), [[0.0, 50.0]], [0], known)[0] == 0.0
+    assert evaluated(LogitCalibration(absent=0), [[0.0, 50.0]], [0], known)[0] == 0.0
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtail import BalanceFL, FedAvg, LocalRun, LocalTraining, run
 from fedtail.data.federation import Federation
-from fedtail.methods.balancefl import Lesson, inheritance, negative_entropy, pooled_root
+from fedtail.methods.balancefl import Lesson, Noise, inheritance, negative_entropy, pooled_root
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, grouped
 from fedtail.training import ClassBalanced, Shuffled
@@ -75,7 +75,7 @@ class TestLoss:
         # KI = -Σ q' ln q'. λ1 = 0.1, n = 1: the loss is CE + KI + 0.1 Smooth.
         # Gradient: CE gives q - e_0 = (-1/4, 1/4) to the active, KI 0 to all. Smooth gives
         # q_i (ln q_i - S), S = Σ q ln q.
-        found = loss_of(BalanceFL(lambda1=0.1), [0, 1], batch=[0])
+        found = loss_of(BalanceFL(lambda1=0.1, domain="code"), [0, 1], batch=[0])
         s = term(3 / 4, 1 / 4)
         assert float(found[-1]) == pytest.approx(-math.log(3 / 4) - s + 0.1 * s, rel=1e-6)
         slope = [0.1 * q * (math.log(q) - s) for q in (3 / 4, 1 / 4)]
@@ -102,19 +102,19 @@ class TestLoss:
     def test_without_inheritance_it_is_cross_entropy_over_all(self) -> None:
         # A weight of 0 is not the same: in the code's domain it still hides the absent classes.
         without = loss_of(BalanceFL(inherit=False, smooth=False), [0, 1], batch=[0])
-        hidden = loss_of(BalanceFL(ki_weight=0, smooth=False), [0, 1], batch=[0])
+        hidden = loss_of(BalanceFL(ki_weight=0, smooth=False, domain="code"), [0, 1], batch=[0])
         assert float(without[-1]) == pytest.approx(-math.log(3 / 14), rel=1e-6)
         assert float(hidden[-1]) == pytest.approx(-math.log(3 / 4), rel=1e-6)
 
     def test_absent_from_the_batch(self) -> None:
         # The client holds 0 and 1, the batch only 0: CE over one logit is 0, Smooth too, and KI is
         # over e^(z/2) = (1, 3, 1).
-        found = loss_of(BalanceFL(absent_by="batch"), [0, 1], batch=[0])
+        found = loss_of(BalanceFL(absent_by="batch", domain="code"), [0, 1], batch=[0])
         assert float(found[-1]) == pytest.approx(-term(1 / 5, 3 / 5, 1 / 5), rel=1e-6)
 
     def test_smoothing_is_summed_or_averaged(self) -> None:
         # Three samples of class 0, all with q = (3/4, 1/4) over the active.
-        parts = {"inherit": False, "lambda1": 0.1}
+        parts = {"inherit": False, "lambda1": 0.1, "domain": "code"}
         plain = loss_of(BalanceFL(inherit=False, smooth=False), [0, 0, 0, 1], batch=[0, 1, 2])[-1]
         for over, times in (("sum", 3), ("mean", 1)):
             method = BalanceFL.model_validate({**parts, "smooth_over": over})
@@ -128,7 +128,7 @@ class TestLoss:
 
     def test_one_active_class_learns_from_the_teacher_alone(self) -> None:
         # CE over one logit is 0 and so is its entropy; KI is over e^(z/2) = (√3, 1, 1).
-        found = loss_of(BalanceFL(), [2, 2])
+        found = loss_of(BalanceFL(domain="code"), [2, 2])
         total = 2 + math.sqrt(3)
         expected = -term(math.sqrt(3) / total, 1 / total, 1 / total)
         assert float(found[-1]) == pytest.approx(expected, rel=1e-6)
@@ -136,15 +136,17 @@ class TestLoss:
 
     @pytest.mark.parametrize("part", ["inherit", "smooth"])
     def test_only_cross_entropy_sees_the_noise(self, part: str) -> None:
-        # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the first normal number, and the
-        # logits z become (1 + 3 n) z. KI and Smooth are those of the clean z, as above.
-        method = BalanceFL.model_validate({"lambda1": 0.1, **OFF, part: True})
+        # p = 1 and R = (3): the one feature 1 becomes 1 + 3 n, n the number drawn after whether it
+        # does, and the logits z become (1 + 3 n) z. KI and Smooth are those of the clean z.
+        method = BalanceFL.model_validate({"lambda1": 0.1, "domain": "code", **OFF, part: True})
         data = tiny.federation([[1.0]] * 2, [0, 1], [range(2)], classes=4)
         local = started(method, logits_of(Z), data)
         stream, again = (torch.Generator().manual_seed(5) for _ in range(2))
-        local.aux = Lesson(local.aux.teacher, torch.tensor([[3.0]]), torch.ones(4), stream)
+        noise = Noise(torch.tensor([[3.0]]), stream)
+        local.aux = Lesson(local.aux.teacher, noise, torch.ones(4), stream)
         x, y = data.client(0).batch(torch.tensor([0]))
         found = float(method.batch_loss(local, x, y).detach())
+        torch.rand(1, generator=again)
         spread = (1 + 3 * torch.randn(1, 1, generator=again)) * torch.tensor(Z)
         if part == "inherit":
             expected = -float(spread[0, :2].log_softmax(dim=0)[0]) - term(3 / 4, 1 / 4)
@@ -246,7 +248,8 @@ class TestCovariance:
         r = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, -1.0]])
         n, model = 100_000, SplitModel(nn.Sequential(nn.Linear(3, 2)))
         y = torch.zeros(n, dtype=torch.int64)
-        lesson = Lesson(None, r, torch.ones(2), torch.Generator().manual_seed(0))
+        stream = torch.Generator().manual_seed(0)
+        lesson = Lesson(None, Noise(r, stream), torch.ones(2), stream)
         clean = model.output(torch.zeros(n, 3))
 
         # Execute
@@ -281,7 +284,8 @@ class TestCovariance:
         for seed in (1, 2):
             torch.manual_seed(seed)
             own = torch.Generator().manual_seed(0)
-            lesson = Lesson(None, torch.ones(1, 1), torch.full((2,), 0.5), own)
+            noise = Noise(torch.ones(1, 1), own)
+            lesson = Lesson(None, noise, torch.full((2,), 0.5), own)
             clean = model.output(torch.ones(50, 1))
             y = torch.zeros(50, dtype=torch.int64)
             found.append(BalanceFL().augmented(model, clean, y, lesson).features)
@@ -305,9 +309,10 @@ class TestCovariance:
         data = tiny.federation(x.tolist(), labels, [range(7)])
         model = SplitModel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
         lesson: Lesson = started(BalanceFL(local=tiny.quick(**length)), model, data).aux
-        assert lesson.root is not None
+        assert lesson.noise is not None
+        root = lesson.noise.root
         expected = pooled_root(model.features(x.float()).detach(), torch.tensor(labels))
-        assert torch.allclose(lesson.root.T @ lesson.root, expected.T @ expected, atol=1e-5)
+        assert torch.allclose(root.T @ root, expected.T @ expected, atol=1e-5)
 
 
 def test_the_sampler_draws_active_classes_equally() -> None:

@@ -23,10 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 # Methods of the package: other tests may have registered some of their own.
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
-TESTED_ALONE = {"local-only", "per-fedavg"}
-SHIP_THEIR_OWN = {"gbme", "gbme-p", "ldam", "ride"}
+TESTED_ALONE = {"fedloge", "fedrod", "local-only", "per-fedavg"}
+SHIP_THEIR_OWN = {"fedetf", "fednh", "feduh", "gbme", "gbme-p", "ldam", "ride"}
 FILES = {
     "centralised-bsm": "centralised",
+    "feduh": "fednh",
     **dict.fromkeys(("bsm", "fed-focal", "fedrs", "lade"), "local_losses"),
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), "server_optimisers"),
 }

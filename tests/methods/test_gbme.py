@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import tiny
@@ -158,9 +158,11 @@ def test_only_what_a_client_has_more_of_counts_in_the_likeness() -> None:
 GROUPS = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
-def drawn(alpha: float, i: int, size: int, number: int = 1) -> list[int]:
+def drawn(
+    alpha: float, i: int, size: int, number: int = 1, rest: Literal["all", "others"] = "others"
+) -> list[int]:
     server = tiny.server(scalar_model(3), 10, per_round=size, round=number)
-    return GBME(alpha=alpha).draw(i, GROUPS, server)
+    return GBME(alpha=alpha, rest=rest).draw(i, GROUPS, server)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +183,26 @@ def test_how_many_are_of_the_group(alpha: float, i: int, size: int, inside: int)
         chosen = drawn(alpha, i, size, number)
         assert len(set(chosen)) == len(chosen) == size
         assert len(set(chosen) & set(GROUPS[i])) == inside
+
+
+@pytest.mark.parametrize(
+    ("alpha", "i", "size", "least"),
+    [(1.0, 0, 4, 4), (0.6, 0, 5, 3), (0.0, 0, 4, 0), (1.0, 1, 5, 3), (0.6, 2, 10, 3)],
+)
+def test_the_rest_may_be_of_everybody(alpha: float, i: int, size: int, least: int) -> None:
+    inside = []
+    for number in range(1, 60):
+        chosen = drawn(alpha, i, size, number, "all")
+        assert len(set(chosen)) == len(chosen) == size
+        inside.append(len(set(chosen) & set(GROUPS[i])))
+    assert min(inside) == least if size < 10 else inside == [least] * 59
+
+
+def test_without_alpha_clients_are_drawn_at_random() -> None:
+    # 4 of 10, over 200 rounds: each is drawn 80 times, with a deviation of √(200 · 0.4 · 0.6) = 7.
+    seen = Counter(c for number in range(1, 201) for c in drawn(0.0, 0, 4, number, "all"))
+    assert set(seen) == set(range(10))
+    assert all(abs(times - 80) < 4 * 7 for times in seen.values())
 
 
 def test_draws_differ_by_round_and_expert() -> None:
@@ -366,22 +388,27 @@ def heads_only(weights: Sequence[float]) -> ExpertModel:
     return model
 
 
-@pytest.mark.parametrize(("per_expert", "expert"), [(False, 0), (True, 0), (True, None)])
-def test_the_loss_by_hand(per_expert: bool, expert: int | None) -> None:
+@pytest.mark.parametrize(
+    ("per_expert", "expert", "times"),
+    [(False, 0, False), (False, 0, True), (False, None, True), (True, 0, True), (True, None, True)],
+)
+def test_the_loss_by_hand(per_expert: bool, expert: int | None, times: bool) -> None:
     # Client 1: y = 1, x = 1, π = (1, 3). p_0 of logits (w, −w) + log π is 1 / (1 + 3 e^(−2w)),
     # and the gradient with respect to the logits (p_0, −p_0).
-    # Mean logits: w̄ = (0.5 + 1.5) / 2 = 1, and each head gets half of the gradient.
+    # Mean logits: w̄ = (0.5 + 1.5) / 2 = 1, and each head gets half of the gradient; times M = 2 it
+    # is the whole.
     # Each expert's own: w_0 = 0.5, and the whole of it.
     model = heads_only([0.5, 1.5])
-    chosen = method(per_expert=per_expert, local=tiny.quick(lr=1.0))
+    chosen = method(per_expert=per_expert, times_experts=times, local=tiny.quick(lr=1.0))
     reply(chosen, model, expert)
 
     def p(w: float) -> float:
         return 1 / (1 + 3 * float(torch.exp(torch.tensor(-2 * w))))
 
     found = [float(model.tensors()[f"heads.{i}.weight"][0]) for i in (0, 1)]
-    first = 0.5 - (p(0.5) if per_expert else p(1.0) / 2)
-    second = 1.5 - p(1.5) if expert is None else 1.5
+    mean = p(1.0) if times else p(1.0) / 2
+    first = 0.5 - (p(0.5) if per_expert else mean)
+    second = 1.5 if expert is not None else 1.5 - (p(1.5) if per_expert else mean)
     assert found == pytest.approx([first, second], rel=1e-5)
 
 
@@ -509,5 +536,6 @@ def test_one_expert_alone_says_what_it_says_among_others() -> None:
     model, x = norm_experts().eval(), torch.tensor([[1.0], [-2.0]])
     alone, among = model.output_of(1, x), model.output(x)
     assert among.experts is not None
-    assert torch.equal(alone.logits, among.experts[1])
+    # Products round by how their factors lie in memory.
+    assert torch.allclose(alone.logits, among.experts[1], rtol=1e-6)
     assert torch.equal(alone.features, among.features[:, 4:8])

@@ -126,7 +126,7 @@ def test_no_class_real_is_the_mean_prototype(norm: bool) -> None:
 
 
 def test_the_extra_step_is_as_long_as_the_local_gradient_for_each_tensor() -> None:
-    method = RedGrape(per_class=2, lam=0.3, local=STEP.but(lr=0.5, clip=0.001))
+    method = RedGrape(per_class=2, lam=0.3, rebalance="outside", local=STEP.but(lr=0.5, clip=0.001))
     data, model = cloud([0, 0, 0, 1, 2, 2]), network(method)
     state = started(
         method, sent(model, {1: [[1.0, 2.0, 3.0, 4.0]] * 3}), tiny.client(data, 0, model)

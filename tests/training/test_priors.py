@@ -11,7 +11,7 @@ from fedtail.forms import defect
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Update
 from fedtail.reduce import reduced
-from fedtail.training import ClassPrior, GlobalPrior, LocalPrior
+from fedtail.training import ClassPrior, GlobalPrior, LocalPrior, SmoothedPrior
 from fedtail.training.priors import counts_form
 
 # Client 0 holds classes 0, 0, 1; client 1 holds 1; class 2 is nobody's.
@@ -68,7 +68,7 @@ def test_global_counts_may_be_summed_under_encryption() -> None:
     assert report.tensors["counts/classes"].tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("name", list(ClassPrior.registry))
+@pytest.mark.parametrize("name", [n for n in ClassPrior.registry if n != "smoothed"])
 def test_a_client_that_was_told_nothing_has_its_own_counts(name: str) -> None:
     counts = ClassPrior.model_validate(name).counts(None, tiny.client(DATA, 1, MODEL))
     assert counts.tolist() == [0.0, 1.0, 0.0]
@@ -87,3 +87,23 @@ def test_a_client_that_was_told_nothing_has_its_own_counts(name: str) -> None:
 def test_counts_are_whole_and_no_more_than_announced(counts: list[float], fits: bool) -> None:
     told = Payload({"counts/classes": torch.tensor(counts)})
     assert (defect(told, counts_form(3), 3) == "") == fits
+
+
+def test_smoothed_by_hand() -> None:
+    # Client 0 holds (2, 1, 0), all together (2, 2, 0): q = (1/2, 1/2, 0). With a = 4 and C = 3,
+    # twelve samples more: six of each of the first two; or four of each of all three.
+    client = tiny.client(DATA, 0, MODEL)
+    told = torch.tensor([2.0, 2.0, 0.0])
+    smooth = SmoothedPrior(samples=4, towards="global")
+    assert smooth.counts(told, client).tolist() == pytest.approx([8.0, 7.0, 0.0])
+    assert SmoothedPrior(samples=4).counts(None, client).tolist() == pytest.approx([6.0, 5.0, 4.0])
+    assert SmoothedPrior(samples=0).counts(None, client).tolist() == [2.0, 1.0, 0.0]
+
+
+def test_smoothed_asks_only_what_it_needs() -> None:
+    assert asked(SmoothedPrior(towards="global"), [0, 1]).tolist() == [2.0, 2.0, 0.0]
+    assert SmoothedPrior(towards="global").exchanges == 1
+    with pytest.raises(StopIteration) as end:
+        next(SmoothedPrior().setup({}, tiny.server(MODEL, 2)))
+    assert end.value.value is None
+    assert SmoothedPrior().exchanges == 0

@@ -23,6 +23,12 @@ from fedtail.training.proxy import Survey, mean_head, mean_index
 
 STEP = LocalTraining(lr=0.5, batch_size=100)  # full batch: one step
 H, C = 4, 3
+PRIVATE = {"name": "private_proxy", "index": "epoch"}
+
+
+def epoch(**fields: Any) -> ProxyPrior:
+    """Return the prior that reads Ω off the change of an epoch."""
+    return ProxyPrior.model_validate({"name": "proxy", "index": "epoch", **fields})
 
 
 def constant(counts: Sequence[Sequence[int]], value: float = 1.0) -> Federation:
@@ -75,17 +81,63 @@ def test_one_step_by_hand() -> None:
     # A zero head says 1/C for every class. With h = 1 and one full-batch step,
     # Δw_ij = η (n_i / n − 1/C) h_j, so that Ω_i = η H (n_i / n − 1/C):
     # 0.5 · 4 · (4/6 − 1/3, 2/6 − 1/3, 0 − 1/3) = (2/3, 0, −2/3).
-    sent = reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head())
+    sent = reply(epoch(), constant([(4, 2, 0)]), 0, zero_head())
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
     assert dict(sent.scalars) == {"samples": 6}
     assert set(sent.tensors) == {"lpi/classes"}
+
+
+def test_the_gradient_by_hand() -> None:
+    # Eq. 4: −∇ of the mean loss, without the rate: H (n_i / n − 1/C) = 4 (1/3, 0, −1/3), however
+    # the samples are cut into batches, and whatever the optimiser would make of it.
+    sent = [
+        reply(ProxyPrior(index="gradient"), constant([(4, 2, 0)]), 0, zero_head(), local).tensors
+        for local in (STEP, STEP.but(batch_size=1), STEP.but(lr=7.0, clip=0.01, momentum=0.9))
+    ]
+    for tensors in sent:
+        assert tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
+
+
+def test_the_gradient_does_not_grow_with_a_client() -> None:
+    # The shares of classes are the same, and so is Ω; with an epoch of batches of one sample the
+    # client of three times the size goes about three times as far.
+    small, large = constant([(4, 2, 0)]), constant([(12, 6, 0)])
+    ones = STEP.but(batch_size=1, lr=1e-4)
+    ratio = {}
+    for index in ("gradient", "epoch"):
+        prior = epoch(index=index)
+        omega = [
+            reply(prior, data, 0, zero_head(), ones).tensors["lpi/classes"][0]
+            for data in (small, large)
+        ]
+        ratio[index] = float(omega[1] / omega[0])
+    assert ratio["gradient"] == pytest.approx(1, rel=1e-5)
+    # A rate of 1e-4: the head hardly moves in the epoch.
+    assert ratio["epoch"] == pytest.approx(3, rel=1e-2)
+
+
+def test_the_gradient_leaves_the_model_as_it_was() -> None:
+    model = zero_head()
+    reply(ProxyPrior(index="gradient"), constant([(4, 2, 0)]), 0, model)
+    assert torch.equal(model.tensors()["0.weight"], torch.zeros(C, H))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_head_has_no_gradient() -> None:
+    model = zero_head()
+    heads = [model.classifier, zero_head().classifier]
+    both = ExpertModel(nn.Identity(), [nn.Identity(), nn.Identity()], heads)
+    both.train_only(0)
+    found = reply(ProxyPrior(index="gradient"), constant([(4, 2, 0)]), 0, both).tensors
+    # Mean logits give head 0 half of the gradient; head 1 stands still: their mean is a quarter.
+    assert found["lpi/classes"].tolist() == pytest.approx([1 / 3, 0.0, -1 / 3], abs=1e-6)
 
 
 def test_the_global_proxy_by_hand() -> None:
     # Ω^0 = 2 (4/6 − 1/3, 2/6 − 1/3, −1/3) = (2/3, 0, −2/3), n_0 = 6
     # Ω^1 = 2 (0 − 1/3, 2/2 − 1/3, −1/3) = (−2/3, 4/3, −2/3), n_1 = 2
     # Π = (6/8 · 2/3, 2/8 · 4/3, 0) = (1/2, 1/3, 0): the third has no positive part anywhere.
-    survey = surveyed(ProxyPrior(floor=0.03), constant([(4, 2, 0), (0, 2, 0)]), zero_head())
+    survey = surveyed(epoch(floor=0.03), constant([(4, 2, 0), (0, 2, 0)]), zero_head())
     assert survey.gpi.tolist() == pytest.approx([0.5, 1 / 3, 0.0], abs=1e-6)
     assert survey.omega[1].tolist() == pytest.approx([-2 / 3, 4 / 3, -2 / 3], abs=1e-6)
     # Shares (0.6, 0.4, 0), floored at 0.03 / C = 0.01, times 8 / 1.01 samples.
@@ -97,18 +149,18 @@ def test_the_global_proxy_by_hand() -> None:
 def test_normalised_per_client() -> None:
     # The positive parts as shares: (1, 0, 0) and (0, 1, 0), weighted 6/8 and 2/8.
     data = constant([(4, 2, 0), (0, 2, 0)])
-    survey = surveyed(ProxyPrior(normalise_per_client=True), data, zero_head())
+    survey = surveyed(epoch(normalise_per_client=True), data, zero_head())
     assert survey.gpi.tolist() == pytest.approx([0.75, 0.25, 0.0], abs=1e-6)
-    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3.0, 1.0, -2.0]]))
+    found = epoch(normalise_per_client=True).positive(torch.tensor([[3.0, 1.0, -2.0]]))
     assert found.tolist() == [[0.75, 0.25, 0.0]]
-    found = ProxyPrior(normalise_per_client=True).positive(torch.tensor([[3e-20, 1e-20, -2.0]]))
+    found = epoch(normalise_per_client=True).positive(torch.tensor([[3e-20, 1e-20, -2.0]]))
     assert found[0].tolist() == pytest.approx([0.75, 0.25, 0.0])
 
 
 def test_the_counts_are_as_many_as_the_samples() -> None:
     # Without any, as many as one: a prior of zeros would be no prior.
     for samples, total in ((5.0, 5.0), (1.0, 1.0), (0.0, 1.0)):
-        found = ProxyPrior().estimate(torch.tensor([1.0, 0.0, 0.0]), samples)
+        found = epoch().estimate(torch.tensor([1.0, 0.0, 0.0]), samples)
         assert float(found.sum()) == pytest.approx(total)
 
 
@@ -121,7 +173,7 @@ def test_one_sample_in_all_is_the_whole() -> None:
 @pytest.mark.parametrize("summed", [True, False])
 def test_what_is_sent_is_what_was_declared(upload: Any, summed: bool) -> None:
     # And nothing else: the answer to any other question is refused.
-    model, prior = zero_head(), ProxyPrior(upload=upload)
+    model, prior = zero_head(), epoch(upload=upload)
     task = Payload(grouped("model", model.tensors()), {"summed": True} if summed else {})
     sent = prior.report(task, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
     name = "gpi/classes" if summed else "lpi/classes" if upload == "index" else "layer/weight"
@@ -139,9 +191,9 @@ def test_what_is_sent_is_what_was_declared(upload: Any, summed: bool) -> None:
 def test_what_is_asked_for_as_a_sum_may_be_summed() -> None:
     model = zero_head()
     payload = Payload(grouped("model", model.tensors()), {"summed": True})
-    sent = ProxyPrior().report(payload, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
+    sent = epoch().report(payload, tiny.client(constant([(4, 2, 0)]), 0, model), STEP)
     assert sent.tensors["gpi/classes"].tolist() == pytest.approx([2 / 3, 0.0, 0.0], abs=1e-6)
-    form = ProxyPrior().form(payload, model, C)
+    form = epoch().form(payload, model, C)
     assert why_no_sum(form) == "" and defect(sent, form, 6) == ""
 
 
@@ -149,14 +201,14 @@ def test_equal_clients_with_a_zero_head() -> None:
     # IID: every client has (8, 5, 2); Π ∝ max(n_i − n / C, 0) = (3, 0, 0) for n / C = 5, and for
     # (7, 6, 2): (2, 1, 0).
     for counts, expected in (((8, 5, 2), (1.0, 0.0, 0.0)), ((7, 6, 2), (2 / 3, 1 / 3, 0.0))):
-        gpi = surveyed(ProxyPrior(), constant([counts] * 3), zero_head()).gpi
+        gpi = surveyed(epoch(), constant([counts] * 3), zero_head()).gpi
         assert (gpi / gpi.sum()).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_balanced_clients_leave_a_uniform_prior() -> None:
     # Ω = 0 up to rounding, or exactly for clients without samples: nothing is known.
     data = tiny.federation([[1.0] * H], [0], [[], []], classes=C)
-    survey = surveyed(ProxyPrior(), data, zero_head())
+    survey = surveyed(epoch(), data, zero_head())
     assert survey.gpi.tolist() == [0.0, 0.0, 0.0]
     assert len(set(survey.counts.tolist())) == 1
     assert float(survey.counts[0]) > 0
@@ -164,7 +216,7 @@ def test_balanced_clients_leave_a_uniform_prior() -> None:
 
 def test_a_client_that_does_not_answer_has_a_row_of_zeros() -> None:
     data = constant([(4, 2, 0), (0, 2, 0)])
-    survey = surveyed(ProxyPrior(), data, zero_head(), answering=[1])
+    survey = surveyed(epoch(), data, zero_head(), answering=[1])
     assert survey.omega[0].tolist() == [0.0, 0.0, 0.0]
     assert survey.gpi.tolist() == pytest.approx([0.0, 4 / 3, 0.0], abs=1e-6)
 
@@ -176,26 +228,26 @@ def test_heads_are_averaged_on_copies() -> None:
     heads = [zero_head().classifier for _ in range(3)]
     model = ExpertModel(nn.Identity(), [nn.Identity() for _ in heads], heads)
     start = model.tensors()
-    sent = reply(ProxyPrior(), data, 0, model).tensors["lpi/classes"]
+    sent = reply(epoch(), data, 0, model).tensors["lpi/classes"]
     assert sent.tolist() == pytest.approx([2 / 9, 0.0, -2 / 9], abs=1e-6)
     # The next client starts from the same weights, and sends the same.
     model.load(start)
-    assert torch.equal(reply(ProxyPrior(), data, 0, model).tensors["lpi/classes"], sent)
+    assert torch.equal(reply(epoch(), data, 0, model).tensors["lpi/classes"], sent)
 
 
 def test_a_cosine_head_is_read_by_columns() -> None:
     head = CosineHead(H, C)
     model = SplitModel(nn.Sequential(nn.Identity(), head), "1")
     assert torch.equal(mean_head(model), head.weight.detach().T)
-    sent = reply(ProxyPrior(upload="layer"), constant([(5, 0, 0)]), 0, model)
+    sent = reply(epoch(upload="layer"), constant([(5, 0, 0)]), 0, model)
     assert sent.tensors["layer/weight"].shape == (C, H)
 
 
 def test_the_layer_holds_the_index() -> None:
     data = constant([(4, 2, 0), (0, 2, 1)])
     torch.testing.assert_close(
-        surveyed(ProxyPrior(upload="layer"), data, zero_head()).omega,
-        surveyed(ProxyPrior(), data, zero_head()).omega,
+        surveyed(epoch(upload="layer"), data, zero_head()).omega,
+        surveyed(epoch(), data, zero_head()).omega,
         rtol=0,
         atol=0,
     )
@@ -205,9 +257,9 @@ def test_weight_decay_does_not_enter() -> None:
     model = zero_head()
     nn.init.ones_(model.module.get_parameter("0.weight"))
     start, data = model.tensors(), constant([(4, 2, 0)])
-    plain = reply(ProxyPrior(), data, 0, model)
+    plain = reply(epoch(), data, 0, model)
     model.load(start)
-    decayed = reply(ProxyPrior(), data, 0, model, STEP.but(weight_decay=0.5))
+    decayed = reply(epoch(), data, 0, model, STEP.but(weight_decay=0.5))
     assert torch.equal(plain.tensors["lpi/classes"], decayed.tensors["lpi/classes"])
     # Equal rows say 1/C as well: what the first test derives.
     expected = pytest.approx([2 / 3, 0.0, -2 / 3], abs=1e-6)
@@ -216,7 +268,7 @@ def test_weight_decay_does_not_enter() -> None:
 
 def test_one_epoch_whatever_the_method_does() -> None:
     sent = [
-        reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head(), local).tensors["lpi/classes"]
+        reply(epoch(), constant([(4, 2, 0)]), 0, zero_head(), local).tensors["lpi/classes"]
         for local in (STEP, STEP.but(epochs=7), STEP.but(steps=3))
     ]
     assert torch.equal(sent[0], sent[1])
@@ -225,7 +277,7 @@ def test_one_epoch_whatever_the_method_does() -> None:
 
 def test_the_rate_is_that_of_the_first_round() -> None:
     sent = [
-        reply(ProxyPrior(), constant([(4, 2, 0)]), 0, zero_head(), local, rounds=4)
+        reply(epoch(), constant([(4, 2, 0)]), 0, zero_head(), local, rounds=4)
         for local in (STEP, STEP.but(schedule=Linear()))
     ]
     assert torch.equal(*(answer.tensors["lpi/classes"] for answer in sent))
@@ -239,21 +291,19 @@ def test_it_trains_on_augmented_samples() -> None:
 
     data = constant([(4, 2, 0)])
     object.__setattr__(data, "augment", Twice())
-    sent = reply(ProxyPrior(), data, 0, zero_head())
+    sent = reply(epoch(), data, 0, zero_head())
     assert sent.tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
 
 
 def test_gradients_are_clipped_as_in_training() -> None:
     # Δw has the norm 0.5 · 0.943 without clipping, see below.
-    sent = reply(
-        ProxyPrior(upload="layer"), constant([(4, 2, 0)]), 0, zero_head(), STEP.but(clip=0.1)
-    )
+    sent = reply(epoch(upload="layer"), constant([(4, 2, 0)]), 0, zero_head(), STEP.but(clip=0.1))
     assert float(sent.tensors["layer/weight"].norm()) == pytest.approx(0.5 * 0.1, rel=1e-4)
 
 
 def test_one_sample_is_normalised_by_the_running_statistics() -> None:
     model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
-    sent = reply(ProxyPrior(), constant([(1, 0, 0)]), 0, model)
+    sent = reply(epoch(), constant([(1, 0, 0)]), 0, model)
     assert float(sent.tensors["lpi/classes"][0]) > 0
     assert int(model.tensors()["0.num_batches_tracked"]) == 0
 
@@ -261,7 +311,7 @@ def test_one_sample_is_normalised_by_the_running_statistics() -> None:
 def test_it_trains_in_training_mode() -> None:
     model = SplitModel(nn.Sequential(nn.BatchNorm1d(H), nn.Linear(H, C)))
     model.eval()
-    reply(ProxyPrior(), constant([(4, 2, 0)]), 0, model)
+    reply(epoch(), constant([(4, 2, 0)]), 0, model)
     assert int(model.tensors()["0.num_batches_tracked"]) == 1
 
 
@@ -278,9 +328,9 @@ def test_a_classifier_without_weight_is_refused() -> None:
 
 def test_a_client_that_was_told_nothing_has_its_own_counts() -> None:
     client = tiny.client(constant([(4, 2, 0)]), 0, zero_head())
-    assert ProxyPrior().counts(None, client).tolist() == [4.0, 2.0, 0.0]
+    assert epoch().counts(None, client).tolist() == [4.0, 2.0, 0.0]
     told = torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(ProxyPrior().counts(told, client), told)
+    assert torch.equal(epoch().counts(told, client), told)
 
 
 class TestNoise:
@@ -289,8 +339,8 @@ class TestNoise:
     DATA = constant([(4, 2, 0)])
 
     def test_infinite_epsilon_adds_nothing(self) -> None:
-        plain = reply(ProxyPrior(), self.DATA, 0, zero_head())
-        silent = PrivateProxyPrior(epsilon=math.inf, clip=1e-6, upload="index")
+        plain = reply(epoch(), self.DATA, 0, zero_head())
+        silent = PrivateProxyPrior(epsilon=math.inf, clip=1e-6, upload="index", index="epoch")
         found = reply(silent, self.DATA, 0, zero_head())
         assert torch.equal(found.tensors["lpi/classes"], plain.tensors["lpi/classes"])
         again: ClassPrior = ClassPrior.model_validate(silent.describe())
@@ -301,7 +351,7 @@ class TestNoise:
         # Ω̂_i − Ω_i is a sum of H independent N(0, σ²). Δw has the norm 0.5 √(2 · 4 / 9) = 0.471,
         # so that a Δ of 1 does not clip it. At ε = 5, σ is 0.505 and far from σ².
         prior = PrivateProxyPrior.model_validate(
-            {"name": "private_proxy", "epsilon": 5.0, "bound": "clip", "upload": upload}
+            {**PRIVATE, "epsilon": 5.0, "bound": "clip", "upload": upload}
         )
         omega = torch.tensor([2 / 3, 0.0, -2 / 3])
         differences = []
@@ -319,9 +369,7 @@ class TestNoise:
         # δ close to 1 and a huge ε: hardly any noise, so that the bound shows.
         fields = {"epsilon": 1e6, "delta": 0.9, "bound": bound}
         for clip, expected in ((1.0, norm), (0.1, 0.1)):
-            prior = PrivateProxyPrior.model_validate(
-                {"name": "private_proxy", **fields, "clip": clip}
-            )
+            prior = PrivateProxyPrior.model_validate({**PRIVATE, **fields, "clip": clip})
             sent = reply(prior, self.DATA, 0, zero_head()).tensors["layer/weight"]
             assert float(sent.norm()) == pytest.approx(expected, rel=0.02)
 

@@ -1,0 +1,180 @@
+"""The page of the comparison, from its result files; nothing on it is written by hand.
+
+python -m benchmarks.comparison.page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import matplotlib
+
+from benchmarks.comparison.gather import protocol_of
+from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
+from benchmarks.results_file import RESULTS
+from fedtail.study.paired import difference
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "comparison.md"
+PICTURES = ROOT / "docs" / "figures"
+TITLES = {
+    "f": "Frozen features",
+    "s": "From scratch, converged",
+    "c": "The papers' common ground",
+    "r": "Real clients",
+    "n": "No tail",
+}
+SAID = {
+    "f": "A linear head on features of EfficientNet-Lite0 (96 pixels, pretrained on ImageNet), 20 "
+    "clients, 8 a round, 60 rounds.",
+    "s": "A CNN of about 24,000 parameters, 2 local epochs, at most 120 rounds.",
+    "c": "ResNet-8 of width 16, crop and flip, 20 clients, 8 a round, 100 rounds.",
+    "r": "Patients, persons and speakers; whole clients are held out.",
+    "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
+}
+SHOWN = ("balanced_accuracy", "few")
+Cell = Mapping[str, Mapping[str, Any]]
+
+
+def read() -> dict[str, Cell]:
+    """Return the result files by cell."""
+    paths = sorted((RESULTS / "comparison").glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def text(cells: Mapping[str, Cell]) -> str:
+    """Return the page."""
+    commits = sorted(
+        {c[:10] for cell in cells.values() for e in cell.values() for c in e["commit"]}
+    )
+    parts = [part(letter, cells) for letter in TITLES if of(letter, cells)]
+    return f"""# The comparison
+
+<!-- Written by `python -m benchmarks.comparison.page` from benchmarks/results/comparison. -->
+
+Every method under one protocol, fixed before any run (`benchmarks/protocols`): eight trials over
+the local rate and the method's one or two main fields on seed 0, judged by what clients hold out;
+the best values on other seeds, and only there the test set. Balanced accuracy / accuracy over the
+rare classes (*few*), percent, mean ± standard deviation over seeds, of the round that validation
+chose. Bold: the best mean of a column.
+
+```bash
+python -m benchmarks.features cifar10 cifar100 --out FOLDER
+FEDTAIL_DATA=FOLDER python -m benchmarks.comparison f_cifar10_if100_dir0.1 f_cifar100_if100_dir0.1
+```
+
+Commit{"s" if len(commits) > 1 else ""} {", ".join(f"`{c}`" for c in commits)}; the values that were
+found, scores by seed, those of the last rounds, worst class and calibration are in the files, and
+times, of a machine that did other work too.
+
+{chr(10).join(parts)}"""
+
+
+def of(letter: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Return the cells of one protocol."""
+    return {name: cell for name, cell in cells.items() if protocol_of(name) == letter}
+
+
+def part(letter: str, cells: Mapping[str, Cell]) -> str:
+    """Return the tables of one protocol: scores, ranks, differences."""
+    mine = of(letter, cells)
+    lines = [f"## {TITLES[letter]}", "", SAID[letter], "", table(mine), ""]
+    means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}
+    if len(mine) > 1 and len(shared(means)) > 2:
+        lines += [ranked(letter, mine), ""]
+    return "\n".join(lines)
+
+
+def averages(cell: Cell, key: str) -> dict[str, float]:
+    """Return the mean over seeds of one score by method."""
+    return {method: fmean(entry["kept"][key]) for method, entry in cell.items()}
+
+
+def table(cells: Mapping[str, Cell]) -> str:
+    """Return a row a method, a column a cell."""
+    methods = list(dict.fromkeys(method for cell in cells.values() for method in cell))
+    heads = [name.partition("_")[2].replace("_", " ") for name in cells]
+    rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    best = {
+        (name, key): max(averages(cell, key).values())
+        for name, cell in cells.items()
+        for key in SHOWN
+    }
+    for method in methods:
+        shown = []
+        for name, cell in cells.items():
+            kept = cell[method]["kept"] if method in cell else {}
+            pair = [_score(kept[key], best[name, key]) for key in SHOWN if key in kept]
+            shown.append(" / ".join(pair) or "–")
+        rows.append(f"| `{method}` | {' | '.join(shown)} |")
+    return "\n".join(rows)
+
+
+def _score(values: Sequence[float], best: float) -> str:
+    mean = fmean(values)
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    number = f"{100 * mean:.1f}"
+    return (f"**{number}**" if mean == best else number) + spread
+
+
+def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
+    """Return mean ranks, differences to FedAvg and what methods cost, best first."""
+    balanced, few = (
+        mean_ranks({name: averages(cell, key) for name, cell in cells.items()}) for key in SHOWN
+    )
+    heads = ["", "mean rank", "mean rank, few", "above FedAvg", "surely above / below"]
+    heads += ["traffic over FedAvg's"]
+    rows = [f"|{'|'.join(f' {head} ' for head in heads)}|", "|---" * len(heads) + "|"]
+    for method, rank in balanced.items():
+        above = [_above(cell, method) for cell in cells.values()]
+        mean = fmean(each.mean for each in above)
+        up = sum(each.sure and each.mean > 0 for each in above)
+        down = sum(each.sure and each.mean < 0 for each in above)
+        traffic = fmean(cell[method]["bytes"] / cell["fedavg"]["bytes"] for cell in cells.values())
+        rows.append(
+            f"| `{method}` | {rank:.1f} | {few[method]:.1f} | {100 * mean:+.1f} | {up} / {down} | "
+            f"{traffic:.2f} |"
+        )
+    width = critical_difference(len(balanced), len(cells))
+    return "\n".join(
+        [
+            f"Ranks over {len(cells)} cells of the {len(balanced)} methods that all have; two mean",
+            f"ranks less than {width:.1f} apart are not told apart (Nemenyi, 95 %). *Above*:",
+            "balanced accuracy, mean over cells; *surely*: in so many cells the 95 % interval",
+            "of the difference, paired by seed, excludes zero.",
+            "",
+            f"![Mean ranks](figures/ranks_{letter}.svg)",
+            "",
+            *rows,
+        ]
+    )
+
+
+def _above(cell: Cell, method: str) -> Any:
+    def by_seed(name: str) -> dict[int, float]:
+        entry = cell[name]
+        return dict(zip(entry["seeds"], entry["kept"]["balanced_accuracy"], strict=True))
+
+    return difference(by_seed(method), by_seed("fedavg"))
+
+
+def write() -> None:
+    """Write the page and the pictures."""
+    cells = read()
+    PAGE.write_text(text(cells), encoding="utf-8")
+    for letter in TITLES:
+        mine = of(letter, cells)
+        means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}
+        if len(mine) > 1 and len(shared(means)) > 2:
+            # Without a date and with fixed names, so that the same numbers give the same file.
+            with matplotlib.rc_context({"svg.hashsalt": "ranks"}):
+                figure = picture(mean_ranks(means), len(mine))
+                figure.savefig(PICTURES / f"ranks_{letter}.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,42 @@
+"""The page of the comparison is what its files say, and ranks are those of the definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.comparison import page, ranks
+
+MEANS = {"a": {"x": 0.9, "y": 0.5, "z": 0.5}, "b": {"x": 0.2, "y": 0.4, "z": 0.3, "w": 1.0}}
+
+
+def test_the_page_is_what_the_files_say() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(page.read())
+
+
+def test_ties_share_a_rank_and_only_common_methods_are_ranked() -> None:
+    # a: x 1, y and z 2.5 each; b without w: y 1, z 2, x 3.
+    assert ranks.mean_ranks(MEANS) == {"y": 1.75, "x": 2.0, "z": 2.25}
+
+
+def test_the_critical_difference_of_the_paper() -> None:
+    # Demšar (2006), Table 5a: q = 2.569 for four methods, two-tailed, 5 %.
+    assert ranks.critical_difference(4, 14) == pytest.approx(2.569 * math.sqrt(20 / 84), rel=1e-3)
+
+
+def test_the_picture_has_a_point_a_method() -> None:
+    (axes,) = ranks.picture(ranks.mean_ranks(MEANS), 2).axes
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [float(np.asarray(line.get_xdata())[0]) for line in points] == [1.75, 2.0, 2.25]
+
+
+def test_the_best_mean_of_a_column_is_bold() -> None:
+    def entry(values: list[float]) -> dict[str, object]:
+        return {"kept": {"balanced_accuracy": values, "few": values}}
+
+    cells = {"f_one": {"fedavg": entry([0.5, 0.7]), "bsm": entry([0.6, 0.8])}}
+    told = page.table(cells).splitlines()  # deviations: 0.2 / √2 = 0.141
+    assert told[2] == "| `fedavg` | 60.0 ± 14.1 / 60.0 ± 14.1 |"
+    assert told[3] == "| `bsm` | **70.0** ± 14.1 / **70.0** ± 14.1 |"
