@@ -26,7 +26,7 @@ KEY = "door.key"
 """The file with the secret, in a folder that only its owner may look into."""
 SERVERS = ("flower-superlink", "flower-supernode")
 STARTED = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr-simulation")
-COMMANDS = (*SERVERS, *STARTED, "flwr")
+FEDERATION_COMMANDS = (*SERVERS, *STARTED, "flwr")
 """What a federation is made of."""
 SCRIPT = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
@@ -56,7 +56,7 @@ def new_door(home: Path, beside: Path) -> Path:
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(32))
     folder.mkdir()
-    for name in COMMANDS:
+    for name in FEDERATION_COMMANDS:
         own = beside / name
         real = str(own) if own.exists() else shutil.which(name)
         if real is None:  # simulation is an extra

@@ -41,7 +41,7 @@ READY = 120.0
 """Seconds that a SuperLink may take to listen."""
 SUBMIT = 180.0
 """Seconds that one call of `flwr` may take."""
-RESTARTS = 3
+NODE_RESTARTS = 3
 """How often a node is started again that ends soon after it began."""
 KEY_RESTARTS = 10
 """The same of a node with a key, which Flower refuses for about a minute after it was killed."""
@@ -180,7 +180,7 @@ class FlowerProcesses:
         if self.tls:
             command += ["--auth-supernode-private-key", str(self.new_key(f"node-{partition}"))]
         started = self._start_node(partition, command)
-        self.nodes[partition] = Node(started, command, KEY_RESTARTS if self.tls else RESTARTS)
+        self.nodes[partition] = Node(started, command, KEY_RESTARTS if self.tls else NODE_RESTARTS)
 
     def revive(self) -> list[str]:
         """Start nodes again that have ended, after a while; return what is to be said of them."""

@@ -21,10 +21,10 @@ import psutil
 import pytest
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from fedtail.engines.flower.door import COMMANDS, HEADER, Door, new_door, secret_of
+from fedtail.engines.flower.door import FEDERATION_COMMANDS, HEADER, Door, new_door, secret_of
 from fedtail.engines.flower.launcher import write_app
 from fedtail.engines.flower.processes import free_ports, start, stop
-from fedtail.engines.flower.superlink import CONNECTION, RESTARTS, FlowerProcesses, Node
+from fedtail.engines.flower.superlink import CONNECTION, NODE_RESTARTS, FlowerProcesses, Node
 
 NOBODY = 65534
 OWN_TOOLS = Path(sys.executable).parent
@@ -79,7 +79,7 @@ def test_the_secret_is_its_owner_s_and_another_one_each_time(tmp_path: Path) -> 
     key = tmp_path / "one" / "door.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     scripts = {path.name: path for path in (tmp_path / "one" / "bin").iterdir()}
-    assert set(scripts) == set(COMMANDS)
+    assert set(scripts) == set(FEDERATION_COMMANDS)
     for path in scripts.values():
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert one not in path.read_text()  # it stands in no command
@@ -89,13 +89,13 @@ def test_a_node_that_ends_at_once_is_given_up(tmp_path: Path) -> None:
     federation = FlowerProcesses(tmp_path, tmp_path)
     command = [sys.executable, "-c", "import sys; sys.exit(3)"]
     try:
-        federation.nodes[0] = Node(federation._start("node-0", command), command, RESTARTS)
+        federation.nodes[0] = Node(federation._start("node-0", command), command, NODE_RESTARTS)
         until, said = time.monotonic() + 120, []
         while not federation.nodes[0].given_up:
             assert time.monotonic() < until
             said += federation.revive()
             time.sleep(0.1)
-        assert len(said) == RESTARTS and federation.revive() == []
+        assert len(said) == NODE_RESTARTS and federation.revive() == []
         assert said[0].startswith("node-0 ended with exit code 3 (log: ")
         assert said[0].endswith("; it is started again")
     finally:
