@@ -134,16 +134,19 @@ class Experiment(Config):
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )
-    encrypt: bool = Field(
-        False, description="clients encrypt what they send, and the server adds ciphertexts"
+    secure: bool = Field(
+        False, description="clients mask what they send, and the server learns sums only"
+    )
+    secure_threshold: float = Field(
+        0.66,
+        gt=0.5,
+        le=1,
+        description="of a secure sum: the share of the clients asked who must stay to its end; "
+        "with fewer there is no sum",
     )
     privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
     robust: RobustMean = Field(
         PlainMean(), description="a mean that a few clients with bad updates cannot own"
-    )
-    keys: str = Field(
-        "",
-        description="folder with keys of `fedtail keys`; by default new ones, gone when it ends",
     )
     plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
@@ -303,7 +306,7 @@ class Experiment(Config):
     def protected(self) -> str:
         """What happens to updates before they leave clients, in a word; nothing by default."""
         private = "made differentially private" if self.privacy.on else ""
-        return "encrypted" if self.encrypt else private
+        return "summed securely" if self.secure else private
 
     @property
     def robust_side(self) -> RobustMean | None:

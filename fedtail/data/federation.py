@@ -84,7 +84,7 @@ class ClientData:
             x = self.samples.x[positions].to(self.device)
             x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
-            x = self.augment(x, generator)
+            x = self.augment(x, generator, (self.mean, self.std))
         return laid_out(x, self.channels_last)
 
     def values(self, start: int, stop: int) -> Tensor:
@@ -198,6 +198,14 @@ class Federation:
         """Return the same federation, whose batches are features of training and test samples."""
         same = copy.copy(self)
         same.stores = stores
+        return same
+
+    def with_parts(self, train: Samples, parts: Sequence[np.ndarray]) -> Federation:
+        """Return the same federation, whose clients hold other samples; features are made anew."""
+        same = copy.copy(self)
+        same.train, same.stores, same._known = _placed(train, self.device), None, None
+        same.order, same.offsets = _joined(parts)
+        vars(same).pop("_class_counts", None)
         return same
 
     def held(self) -> Tensor:

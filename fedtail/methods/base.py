@@ -62,7 +62,7 @@ def action(function: F) -> F:
 
 
 class Asks(NamedTuple):
-    """What a server half asks of clients, as far as encryption and privacy rest on it.
+    """What a server half asks of clients, as far as secure sums and privacy rest on it.
 
     They rest on what is really asked, too: an exchange that is not as it was declared here is
     refused, or costs more of the budget.
@@ -178,7 +178,7 @@ class Method(Component, Generic[S]):
         raise NotImplementedError("abstract: derive from FedAvg")
 
     def asks(self) -> Asks:
-        """Say what the server half asks of clients, as far as encryption and privacy rest on it."""
+        """Say what the server half asks of clients, as far as protections rest on it."""
         return Asks()
 
     def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
