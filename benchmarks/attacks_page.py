@@ -19,6 +19,11 @@ Rows = dict[tuple[str, int, str], dict[str, Any]]
 """By attack, how many attack, and defence."""
 ALIKE = "clients alike"
 SPLITS = {"none": "", ALONE: ", and one client alone holds each of the three rarest classes"}
+UNMEASURED = """## Somebody attacks
+
+Not measured yet. `python -m benchmarks.attacks` has one and three of ten clients attack in five ways,
+and this page is written from what it finds.
+"""
 ATTACKED = """*Times 100*: the change of the model a hundred times; *sign flip*: ten times the
 change, backwards; *label flip*: honest training on labels c → 9 − c; *backdoor*: copies of the
 rarest class labelled as the most frequent one, and a change enlarged so that the mean becomes the
@@ -45,6 +50,7 @@ def page(found: dict[str, Any]) -> str:
     parts = [_calm(rows, kind) for kind in SPLITS if (kind, 0, ALIKE) in rows]
     parts += [_attacked(rows, f) for f in (1, 3) if any(key[1] == f for key in rows)]
     parts += [_backdoor(rows)] if any(key[0] == "backdoor" for key in rows) else []
+    parts += [] if any(key[1] for key in rows) else [UNMEASURED]
     return f"""# What robust means cost and save
 
 <!-- Written by `python -m benchmarks.attacks_page` from benchmarks/results/attacks.json. -->
