@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -18,6 +19,18 @@ LOOK = 0.2
 def usable_cores() -> int:
     """Return on how many cores this process may run: affinity and quotas count, not the machine."""
     return max(1, min(len(own_cores()), round(min(cpu_quota(), 1e6))))
+
+
+def own_threads() -> int:
+    """Return on how many threads this process may compute: on one if others were started with it.
+
+    Worker processes and runs side by side have a core each. ``OMP_NUM_THREADS`` bounds it, too.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    alone = parent_process() is None
+    return min(
+        usable_cores() if alone else 1, int(told) if told.isdigit() and int(told) else 1 << 20
+    )
 
 
 def own_cores() -> set[int]:

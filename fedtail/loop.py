@@ -111,7 +111,7 @@ def run(
         for watcher in watchers:
             stack.callback(watcher.close)
         budget = None if protected is None else protected.budget
-        import_lazily_used(setting.device)
+        import_lazily_used(setting.device, setting.method)
         return Loop(setting, engine, folder, watchers, budget, [*remarks, *odd], together).run(
             resume
         )

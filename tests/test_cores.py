@@ -15,6 +15,7 @@ from fedtail.cores import (
     free_cores,
     free_memory,
     own_memory,
+    own_threads,
     usable_cores,
 )
 
@@ -68,6 +69,18 @@ def test_quotas_and_affinity_bound_the_cores(monkeypatch: pytest.MonkeyPatch) ->
     for quota, expected in ((math.inf, 4), (2.0, 2), (1.6, 2), (0.2, 1), (64.0, 4)):
         monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
         assert usable_cores() == expected
+
+
+def test_threads_are_bounded_by_the_environment_and_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 4)
+    monkeypatch.setattr(cores, "parent_process", lambda: None)
+    for told, expected in (("", 4), ("3", 3), ("8", 4), ("0", 4), ("4,2", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert own_threads() == expected
+    monkeypatch.setattr(cores, "parent_process", lambda: object())
+    assert own_threads() == 1
 
 
 def test_cores_that_others_use_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

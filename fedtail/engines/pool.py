@@ -364,7 +364,7 @@ def _arrive(pipe: Connection, plugins: list[str]) -> Runtime:
         raise EOFError from None
     # All tensors are shared between processes: right for data, wrong for the model.
     runtime.base, runtime.model = copy.deepcopy((runtime.base, runtime.model))
-    import_lazily_used(runtime.device)
+    import_lazily_used(runtime.device, runtime.method)
     pipe.send("")
     return runtime
 

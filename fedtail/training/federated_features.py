@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.cores import usable_cores
+from fedtail.cores import own_threads
 from fedtail.training.class_gradients import ClassGradients
 
 # Numbers of one scratch array: about what stays in a core's cache between two operations.
@@ -95,7 +95,7 @@ def match_features(
         The distance.
     steps, lr
         How many steps, and their rate. A class never looks at another, so that they go in chunks,
-        on as many threads as there are cores, up to two.
+        on as many threads as this process may use, up to two.
     """
     classes, weight, bias = targets
     size = max(1, min(CHUNK_SIZE // weight.shape[1:].numel(), math.ceil(len(classes) / CHUNKS)))
@@ -112,7 +112,7 @@ def match_features(
             return before, *chunk.distances()
 
     # The cut depends on the shapes alone, and so bits do not depend on who does how much of it.
-    at_once = min(CHUNKS, usable_cores()) if features.is_cpu else 1
+    at_once = min(CHUNKS, own_threads()) if features.is_cpu else 1
     with ThreadPoolExecutor(at_once) as threads:
         done = list(threads.map(matched, range(0, len(classes), size)))
     nothing = [features.new_zeros(0)]
@@ -121,9 +121,14 @@ def match_features(
     return Matched(new, before, after, sum(loss for _, _, loss in done))
 
 
+def _times(s: Tensor, w: Tensor) -> Tensor:
+    """Return S Wᵀ, by way of W Sᵀ: a product that is as narrow as there are classes is slow."""
+    return (w @ s.transpose(1, 2)).transpose(1, 2).contiguous()
+
+
 def _residual(features: Tensor, classes: Tensor, head: Head) -> Tensor:
     """Return p − e_c for every feature, (A, m, C)."""
-    z = features @ head.weight.T
+    z = _times(features, head.weight)
     if head.bias is not None:
         z += head.bias
     r = torch.softmax(z, dim=2)
@@ -175,7 +180,7 @@ class _Chunk:
         cosine = _cosine(g, self.t, self.t_norm, self.eps)
         # The derivative of Σ_j cos_j, which is climbed, in the gradient ...
         a = g.mul_(cosine.b[..., None]).addcmul_(cosine.a[..., None], self.t)
-        y = self.s @ a.transpose(1, 2)
+        y = _times(self.s, a)
         if self.with_bias and self.t_bias is not None:
             g_bias, bias = self.bias_cosine(r)
             y += (bias.a[:, None] * self.t_bias + bias.b[:, None] * g_bias)[:, None]
@@ -224,7 +229,7 @@ def train_head(
     """Train a head by SGD with cross-entropy on features (A, m, d) of A classes.
 
     Each epoch goes through all A·m features in a new order. The gradient of softmax regression
-    needs no autograd: it is the batch's mean of h (p − e_y)ᵀ. The bias is the weight of a constant
+    needs no autograd: it is the batch's mean of (p − e_y) hᵀ. The bias is the weight of a constant
     feature. `classes` says which classes they are (default: all, in order).
     """
     num_classes, (_, m, width) = len(head.weight), features.shape
@@ -235,7 +240,8 @@ def train_head(
         if head.bias is not None:
             h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
             weight = torch.cat([weight, head.bias[:, None]], dim=1)
-        w = weight.T.clone(memory_format=torch.contiguous_format)
+        # Classes stand first: a product that is as narrow as they are few is slow.
+        w = weight.clone(memory_format=torch.contiguous_format)
         y = y.to(h.device).repeat_interleave(m)
         unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
         for _ in range(epochs):
@@ -243,11 +249,11 @@ def train_head(
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
             for block in torch.split(order, BATCHES_AT_ONCE * batch_size):
                 inputs = torch.split(h.index_select(0, block), batch_size)
-                labels = torch.split(unit.index_select(0, y[block]), batch_size)
+                labels = torch.split(unit.index_select(1, y[block]), batch_size, dim=1)
                 for x, e in zip(inputs, labels, strict=True):
-                    r = torch.softmax(x @ w, dim=1).sub_(e)
-                    w.addmm_(x.T, r, alpha=-lr / len(x))
+                    r = torch.softmax(w @ x.T, dim=0).sub_(e)
+                    w.addmm_(r, x, alpha=-lr / len(x))
     # A copy made out here may take part in autograd again.
     if head.bias is None:
-        return Head(w.T.clone(memory_format=torch.contiguous_format), None)
-    return Head(w[:-1].T.clone(memory_format=torch.contiguous_format), w[-1].clone())
+        return Head(w.clone(), None)
+    return Head(w[:, :-1].clone(memory_format=torch.contiguous_format), w[:, -1].clone())

@@ -206,7 +206,7 @@ def test_bits_do_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     targets = feature_gradients(drawn(5, 4, 6, seed=3), torch.arange(5), head)
     found = []
     for cores in (1, 2, 64):
-        monkeypatch.setattr(federated_features, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(federated_features, "own_threads", lambda cores=cores: cores)
         found.append(match_features(features, head, targets, CODE, steps=7, lr=0.3))
     for other in found[1:]:
         assert torch.equal(found[0].features, other.features) and found[0].loss == other.loss
