@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,15 +174,22 @@ def _to_onnx(predictor: Predictor, path: Path) -> Callable[[np.ndarray], np.ndar
     except ImportError as error:
         raise missing_extra("format 'onnx'", f"'{error.name}'", "onnx") from None
     program = _program(predictor)
-    with quiet():
-        made = torch.onnx.export(
-            program,
-            (),
-            input_names=["inputs"],
-            output_names=["logits", "probabilities"],
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with quiet():
+            made = torch.onnx.export(
+                program,
+                (),
+                input_names=["inputs"],
+                output_names=["logits", "probabilities"],
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # an operation that ONNX lacks; its own words are pages
+        unknown = re.search(r"No ONNX function found for \S*op='([\w.]+)'", str(error))
+        what = f"it has no '{unknown[1]}'" if unknown else first_line(error)
+        raise FedtailError(
+            f"the model cannot be exported to ONNX: {what} (format torch may do)"
+        ) from error
     assert made is not None
     proto = made.model_proto
     facts = {"classes": "\n".join(predictor.classes), "kind": predictor.file.kind}

@@ -96,6 +96,14 @@ class Predictor:
         rows = [logits.softmax(dim=1).cpu() for logits in self._logits(x)]
         return torch.cat(rows).numpy()
 
+    def scored(self, x: RawInputs) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `numbers` and `predict_proba` do, of one pass through the network."""
+        rows = [
+            (logits.argmax(dim=1).cpu(), logits.softmax(dim=1).cpu()) for logits in self._logits(x)
+        ]
+        numbers, scores = (torch.cat(part).numpy() for part in zip(*rows, strict=True))
+        return numbers, scores
+
     def score(self, x: RawInputs, y: Any) -> float:
         """Return the share of inputs whose label is predicted: the accuracy that a run reports."""
         labels = numbered_labels(y, self.classes, self.file.named, "labels")

@@ -54,6 +54,10 @@ LOOKED_AT = 64
 """How many inputs stand for all where each is decoded from a file of its own."""
 
 
+FROZEN = "frozen part of the model"
+"""What its digest is called."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The real things behind an experiment.
@@ -202,7 +206,7 @@ class Setting:
         return {
             **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
             "split": self.split.digest,
-            **({"frozen part of the model": digest(frozen)} if frozen else {}),
+            **({FROZEN: digest(frozen)} if frozen else {}),
         }
 
     def server(self, round: int) -> Server:

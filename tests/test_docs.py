@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from PIL import Image, ImageDraw
+from PIL import Image
 from typer.testing import CliRunner
 
 import fedtail
@@ -39,7 +39,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 FENCE = re.compile(
     r"(?P<before>[^\n]*)\n```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<code>.*?)\n```", re.DOTALL
 )
-SHAPES = ("circle", "ring", "square")
 NEEDS_THE_HUB = "from flwr_datasets import"
 
 
@@ -77,8 +76,6 @@ def given(page: Path) -> dict[str, Any]:
         return {"x_train": x, "y_train": y, "x_test": x, "y_test": y} | dict.fromkeys(
             ("patients", "machine_of_each_sample", "machine_of_each_test_sample"), y
         )
-    if page.name == "tutorial-images.md":
-        draw_shapes()
     if page.name == "cli.md":
         np.savez("new.npz", x=np.zeros((3, 8, 8), np.uint8))
     if page.name == "metrics.md":
@@ -94,34 +91,6 @@ def draw_pictures() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         grey = 60 * number + 100 * (animal == "dog")
         Image.new("RGB", (80, 72), (grey, grey, grey)).save(folder / f"{number}.png")
-
-
-def draw_shapes() -> None:
-    """Write a folder of images with a rare class, and weights of a tiny network for them."""
-    counts = {"train": {"circle": 60, "square": 20, "ring": 6}, "test": dict.fromkeys(SHAPES, 10)}
-    rng = np.random.default_rng(0)
-    for part, shape in itertools.product(counts, SHAPES):
-        folder = Path("pictures", part, shape)
-        folder.mkdir(parents=True)
-        for number in range(counts[part][shape]):
-            image = Image.new("RGB", (72, 64), tuple(rng.integers(0, 60, 3).tolist()))
-            left, top, size = rng.integers([8, 4, 24], [30, 24, 34]).tolist()
-            box, colour = (
-                [left, top, left + size, top + size],
-                tuple(rng.integers(150, 256, 3).tolist()),
-            )
-            draw = ImageDraw.Draw(image)
-            if shape == "square":
-                draw.rectangle(box, fill=colour)
-            else:
-                draw.ellipse(
-                    box, fill=colour if shape == "circle" else None, outline=colour, width=5
-                )
-            image.save(folder / f"{number:03}.png")
-    torch.manual_seed(0)
-    layers = [torch.nn.Conv2d(3, 32, 5, stride=2), torch.nn.ReLU()]
-    layers += [torch.nn.Conv2d(32, 64, 5, stride=2), torch.nn.ReLU()]
-    torch.save(torch.nn.Sequential(*layers).state_dict(), "backbone.pt")
 
 
 def registries() -> list[Registry[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from command_line import fedtail
 from torch import Tensor, nn
@@ -300,7 +301,7 @@ def test_export_notices_another_test_set(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["predict", "nothing", "new.npz"], "'nothing' is not a run folder"),
-        (["predict", "RUN", "nothing.npz"], "there is no file nothing.npz"),
+        (["predict", "RUN", "nothing.npz"], "there is no file or folder nothing.npz"),
         (
             ["export", "RUN", "--format", "tflite"],
             "--format tflite is unknown (known: torch, onnx)",
@@ -313,3 +314,12 @@ def test_wrong_words_are_one_sentence(digits: Path, words: list[str], said: str)
     assert done.code == 2
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+def test_an_operation_that_onnx_lacks_is_said_in_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    layers = [nn.Conv2d(3, 4, 4), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)]
+    model = run(tiny.experiment(None, lambda: nn.Sequential(*layers), rounds=1)).model
+    with pytest.raises(FedtailError, match=r"to ONNX: it has no 'aten.adaptive_max_pool2d' \("):
+        model.export(tmp_path / "model.onnx", "onnx")
+    assert not list(tmp_path.iterdir())

@@ -62,16 +62,19 @@ def info(
     name: Annotated[
         str,
         typer.Argument(
-            help="a data source, or the path of an npz file", autocompletion=known("data")
+            help="a data source, one with its path (folder:PATH), or a file: npz, csv, tsv, jsonl",
+            autocompletion=known("data"),
         ),
     ],
 ) -> None:
     """Describe a data source and, if its data is here, what is in it."""
-    from fedtail.data.sources import Npz, Source
+    from fedtail.data.sources import Source
+    from fedtail.experiment import source_of
 
     console = Console(soft_wrap=True, highlight=False)
-    if name.endswith(".npz"):
-        _describe(Npz(path=name), console)
+    kind = source_of(name)
+    if kind is not None or ":" in name:
+        _describe(Source.model_validate({"name": kind, "path": name} if kind else name), console)
         return
     cls = Source.registry[name]
     console.print(f"{name}: {cls.about.what}")
@@ -138,13 +141,17 @@ def _get(cls: type[Source]) -> str:
 
 
 def _describe(source: Source, console: Console) -> None:
+    from fedtail.data.texts import Texts
+
     dataset = source.load()
     counts = dataset.train.y.bincount(minlength=dataset.num_classes).tolist()
     console.print(f"  samples: {len(dataset.train):,} train, {len(dataset.test):,} test")
-    console.print(
-        f"  input: {_shape(dataset)}, {str(dataset.train.x.dtype).removeprefix('torch.')}"
-    )
-    console.print(f"  model: {source.model_for(dataset)} unless you name one")
+    if isinstance(dataset.train.x, Texts):
+        console.print("  input: texts, for a pretrained model that reads them (hf:NAME)")
+    else:
+        kind = str(dataset.train.x.dtype).removeprefix("torch.")
+        console.print(f"  input: {_shape(dataset)}, {kind}{_rate(dataset)}")
+        console.print(f"  model: {source.model_for(dataset)} unless you name one")
     console.print(f"  clients: {_clients(dataset)}")
     rarest = min(count for count in counts if count)
     console.print(f"  classes: {dataset.num_classes}, imbalance {max(counts) / rarest:.4g}")
@@ -154,6 +161,10 @@ def _describe(source: Source, console: Console) -> None:
 
 def _shape(dataset: Dataset) -> str:
     return "x".join(str(size) for size in dataset.input_shape)
+
+
+def _rate(dataset: Dataset) -> str:
+    return f", sound of {dataset.given.rate:,} samples a second" if dataset.given.rate else ""
 
 
 def _clients(dataset: Dataset) -> str:

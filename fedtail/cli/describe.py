@@ -14,6 +14,7 @@ from fedtail.experiment import (
     load_experiment,
     make_experiment,
     parse_overrides,
+    source_of,
 )
 from fedtail.plugins import load_plugins, must_be_trusted, other_plugins, stored_plugins
 from fedtail.study.spec import apply_method, field_meant
@@ -82,6 +83,6 @@ def _named(plain: dict[str, Any]) -> dict[str, Any]:
     tail, data = plain.get("tail"), plain.get("data")
     if isinstance(tail, dict) and "imbalance" in tail:
         tail.setdefault("name", "exponential")
-    if isinstance(data, dict) and str(data.get("path", "")).endswith(".npz"):
-        data.setdefault("name", "npz")
+    if isinstance(data, dict) and "name" not in data and source_of(str(data.get("path", ""))):
+        data["name"] = source_of(str(data["path"]))
     return plain

@@ -47,9 +47,10 @@ FLAGS = {
     "data": Flag(
         "data",
         str,
-        "NAME|FILE.npz",
+        "NAME|FILE",
         DATA,
-        "a source: see `fedtail data list`; or your own .npz file",
+        "a source: see `fedtail data list`; or your own .npz, .csv, .tsv or .jsonl file, or "
+        "folder:FOLDER",
     ),
     "model": Flag(
         "model",
@@ -92,13 +93,7 @@ FLAGS = {
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"
     ),
-    "encrypt": Flag(
-        "encrypt",
-        bool,
-        "",
-        RUNNING,
-        "clients encrypt what they send; the server sees only sums (extra privacy)",
-    ),
+    "secure": Flag("secure", bool, "", RUNNING),
     "epsilon": Flag(
         "privacy.epsilon",
         float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,15 +17,16 @@ from fedtail.files import write_atomic
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedtail.data.dataset import Source
+
 EXAMPLES = """Examples:
 
 fedtail predict runs/digits-fedavg-seed0 new.npz --out predictions.csv
 
-fedtail predict runs/mine test.npz --probabilities
-"""
+fedtail predict runs/photos new/photos --probabilities
 
-INPUTS, LABEL_ARRAYS = ("x", "x_test"), ("y", "y_test")
-"""What arrays in a file may be called."""
+fedtail predict runs/news letters.csv
+"""
 
 
 def predict(
@@ -33,8 +35,8 @@ def predict(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="an npz with inputs x (or x_test), as they were given for training; labels y (or "
-            "y_test) are compared",
+            help="inputs as they were given for training: npz, csv, tsv, jsonl, txt (a text a "
+            "line), an image, a wav file, or a folder of those",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="the table")] = Path("predictions.csv"),
@@ -46,39 +48,48 @@ def predict(
 ) -> None:
     """Predict the classes of new inputs with the model of a run.
 
-    FILE is an npz with inputs x (or x_test), raw, as they were given for training; labels y (or
-    y_test), if it has any, are compared. The table has a line for each input: its number, the name
-    of the most probable class, and the softmax of it, which is not calibrated.
+    Inputs are raw, as they were given for training: an npz with x (or x_test); a table with the
+    columns that the run was trained on; images, wav files or texts. Labels, if there are any (y or
+    y_test, the column of labels, folders called after classes), are compared. The table that is
+    written has a line for each input: its number or file, the name of the most probable class, and
+    the softmax of it, which is not calibrated.
     """
-    from fedtail.data.formats.npz import read_arrays
+    from fedtail.new_inputs import read_inputs
     from fedtail.predictor import load
 
     model = load(run, device=device, trust_plugins=trust_plugins)
-    arrays = read_arrays(file, (*INPUTS, *LABEL_ARRAYS))
-    key = next((key for key in INPUTS if key in arrays), None)
-    if key is None:
-        raise FedtailError(f"{file}: neither of {', '.join(INPUTS)} is there")
-    scores = model.predict_proba(arrays[key])
-    labels = model.predict(arrays[key])
-    write_atomic(
-        out, predictions_csv(model.classes, labels, scores, probabilities, model.file.named)
-    )
-    print(f"{out}  {len(labels)} predictions")
-    truth = next((arrays[name] for name in LABEL_ARRAYS if name in arrays), None)
-    if truth is not None:
-        print(f"accuracy {model.score(arrays[key], truth):.4f} on the labels of {shown(str(file))}")
+    given = read_inputs(file, model, trained_on(run, trust_plugins))
+    numbers, scores = model.scored(given.x)
+    right = given.right(model, numbers)
+    write_atomic(out, predictions_csv(model.classes, given.names, numbers, scores, probabilities))
+    print(f"{out}  {len(numbers)} predictions")
+    if right is not None:
+        print(f"accuracy {right:.4f} on the labels of {shown(str(file))}")
+
+
+def trained_on(run: Path, trust: bool) -> Source | None:
+    """Return where the data of a run came from; nothing if only Python knows."""
+    from fedtail.cli.execute import reopen
+    from fedtail.folder import RunFolder
+
+    try:
+        return reopen(RunFolder(run), trust).data
+    except FedtailError:
+        return None
 
 
 def predictions_csv(
-    classes: tuple[str, ...], labels: np.ndarray, scores: np.ndarray, each: bool, named: bool
+    classes: tuple[str, ...],
+    names: Sequence[str],
+    numbers: np.ndarray,
+    scores: np.ndarray,
+    each: bool,
 ) -> str:
     """Return the table as text."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["sample", "class", "probability", *(classes if each else ())])
-    place = {name: c for c, name in enumerate(classes)}
-    for number, (label, row) in enumerate(zip(labels.tolist(), scores, strict=True)):
-        c = place[label] if named else label
+    for name, c, row in zip(names, numbers.tolist(), scores, strict=True):
         more = [f"{score:.6g}" for score in row] if each else []
-        table.writerow([number, classes[c], f"{row[c]:.6g}", *more])
+        table.writerow([name, classes[c], f"{row[c]:.6g}", *more])
     return text.getvalue()

@@ -5,7 +5,6 @@ What reads them stands before the network, not in it: an exported file takes wha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.dataset import as_numpy, must_be_inputs
+from fedtail.data.formats.sound import resampled
 from fedtail.data.texts import texts_of
 from fedtail.errors import FedtailError
 
@@ -93,17 +93,6 @@ def longest(tokenizer: Any, texts: Sequence[str], most: int) -> int:
         for ids in tokenizer(list(part), truncation=True, max_length=most)["input_ids"]
     ]
     return max(1, *sizes)
-
-
-def resampled(waves: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """Return waveforms (samples, time) at another rate: a polyphase filter, as SciPy has it."""
-    if rate == wanted:
-        return waves
-    from scipy.signal import resample_poly
-
-    common = math.gcd(rate, wanted)
-    made: np.ndarray = resample_poly(waves, wanted // common, rate // common, axis=1)
-    return made.astype(np.float32)
 
 
 def _waves(x: Any) -> np.ndarray:

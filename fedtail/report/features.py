@@ -24,10 +24,11 @@ from fedtail.folder import RunFolder
 from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble
 from fedtail.models.heads import CosineHead, class_axis
+from fedtail.models.spec import ModelSpec
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.rng import derive, numpy_generator
-from fedtail.setting import Setting, prepare
+from fedtail.setting import FROZEN, Setting, prepare
 from fedtail.settled import restore_inputs
 from fedtail.study.lines import Line
 from fedtail.study.runs import Run
@@ -153,7 +154,10 @@ def stored_experiment(path: Path, trust_plugins: bool) -> Experiment:
     plugins = stored_plugins(plain)
     must_be_trusted(plugins, path, trust_plugins)
     load_plugins(plugins)
-    return make_experiment({**plain, "device": "auto"})
+    experiment = make_experiment({**plain, "device": "auto"})
+    if isinstance(experiment.model, ModelSpec):  # what was pretrained need not be here any more
+        experiment = experiment.but(model=experiment.model.kept(path))
+    return experiment
 
 
 def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
@@ -161,7 +165,8 @@ def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
     folder = RunFolder(run.path)
     if split.digest != (run.split or {}).get("digest"):
         raise FedtailError("its split cannot be rebuilt, so the data is not what it was trained on")
-    folder.must_be_on(setting.digests())  # natural clients are the same with other labels
+    # Natural clients are the same with other labels. The frozen part is in what was shipped.
+    folder.must_be_on({name: of for name, of in setting.digests().items() if name != FROZEN})
     restore_inputs(setting, folder)
     model = load_model(run.path, setting)
     norms = classifier_norms(model)

@@ -17,9 +17,10 @@ from PIL import Image
 from transformers import AutoTokenizer, ViTConfig, ViTForImageClassification
 
 from fedtail import GBME, Arrays, Experiment, FedAvg, FedtailError, Predictor, load, run
+from fedtail.data.formats.sound import resampled
 from fedtail.models import build
 from fedtail.models.hf_images import Preprocessing, Resized
-from fedtail.models.hf_readers import Masked, resampled
+from fedtail.models.hf_readers import Masked
 from fedtail.setting import prepare
 
 METHOD: FedAvg[Any] = FedAvg(local=tiny.quick())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -88,11 +87,6 @@ def as_bytes(image: Image.Image) -> Tensor:
     """Return an image as uint8 (channels, height, width)."""
     pixels = torch.from_numpy(np.array(image, np.uint8))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-
-
-def image_names(folder: Path) -> Sequence[Path]:
-    """Return the image files directly in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 def _cut(image: Image.Image, resize: int, size: tuple[int, int], path: str) -> Image.Image:

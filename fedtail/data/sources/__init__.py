@@ -14,6 +14,7 @@ from fedtail.data.sources.npz import Npz
 from fedtail.data.sources.speech_commands import SpeechCommands
 from fedtail.data.sources.svhn import Svhn
 from fedtail.data.sources.synthetic import Synthetic
+from fedtail.data.sources.table import TableFile
 from fedtail.data.sources.torch_data import TorchData
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "SpeechCommands",
     "Svhn",
     "Synthetic",
+    "TableFile",
     "TorchData",
 ]

@@ -1,16 +1,17 @@
-"""A folder of images, one sub-folder a class."""
+"""A folder of images or of sound, one sub-folder a class."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from fedtail.data.dataset import About, Dataset, Source
-from fedtail.data.formats.images import ImageFiles, Mode, image_names, open_image
+from fedtail.data.formats.images import IMAGE_SUFFIXES, ImageFiles, Mode, open_image
+from fedtail.data.formats.sound import SOUND_SUFFIXES, read_clips
 from fedtail.data.raw import Raw
 from fedtail.data.sources.own import OwnSource, PathText, existing
 from fedtail.errors import FedtailError
@@ -20,10 +21,10 @@ from fedtail.errors import FedtailError
 class Folder(OwnSource):
     """Images as ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``.
 
-    In the second form a seeded share of each class is the test set.
+    In the second form a seeded share of each class is the test set. Wav files do as well.
     """
 
-    about: ClassVar[About] = About("your own images, one folder a class")
+    about: ClassVar[About] = About("your own images or wav files, one folder a class")
 
     path: PathText = Field(description="the folder, also looked for in FEDTAIL_DATA")
     size: int | None = Field(
@@ -32,31 +33,44 @@ class Folder(OwnSource):
     colour: Literal["auto", "rgb", "grey"] = Field(
         "auto", description="channels; auto: as the first image has"
     )
+    seconds: float | None = Field(
+        None,
+        gt=0,
+        description="of sound: cut clips after this, and end shorter ones in silence; absent: the "
+        "longest clip of the training set",
+    )
 
     def load(self) -> Dataset:
-        """Decode all images into memory."""
+        """Decode all files into memory."""
         root = existing(self.path, "folder")
         parts = [root / "train", root / "test"]
         if not all(part.is_dir() for part in parts):
             parts = [root]
         classes = sorted({entry.name for part in parts for entry in _class_folders(part)})
-        x, y = self._read(parts[0], classes)
-        x_test, y_test = self._read(parts[1], classes) if len(parts) == 2 else (None, None)
-        return self.dataset(Raw(x, y, x_test, y_test, classes), str(root))
+        found = [class_files(part, classes) for part in parts]
+        files = [[file for file, _ in pairs] for pairs in found]
+        y = [np.array([label for _, label in pairs]) for pairs in found]
+        source: OwnSource = self
+        if is_sound([file for part in files for file in part], root):
+            x, source = self._sounds(files)
+        else:
+            x = [self._images(part, names) for part, names in zip(parts, files, strict=True)]
+        x_test, y_test = (x[1], y[1]) if len(parts) == 2 else (None, None)
+        return source.dataset(Raw(x[0], y[0], x_test, y_test, classes), str(root))
 
-    def _read(self, part: Path, classes: list[str]) -> tuple[torch.Tensor, np.ndarray]:
-        found = [
-            (str(file.relative_to(part)), label)
-            for label, name in enumerate(classes)
-            if (part / name).is_dir()
-            for file in image_names(part / name)
-        ]
-        if not found:
-            raise FedtailError(f"{part} holds no images in folders of classes")
-        names = tuple(name for name, _ in found)
-        mode, height, width = self._format(part / names[0])
+    def _sounds(self, files: list[list[Path]]) -> tuple[list[Any], OwnSource]:
+        """Return waveforms, and the source with what the files say of them."""
+        waves, rate = read_clips(files[0], self.rate, self.seconds)
+        rest = [read_clips(part, rate, waves.shape[1] / rate)[0] for part in files[1:]]
+        # One pair of numbers: a mean of its own for each moment would be noise.
+        plain = {"normalisation": "global"} if self.normalisation == "standard" else {}
+        return [waves, *rest], self.but(rate=rate, **plain)
+
+    def _images(self, part: Path, files: list[Path]) -> torch.Tensor:
+        names = tuple(str(file.relative_to(part)) for file in files)
+        mode, height, width = self._format(files[0])
         images = ImageFiles(str(part), names, mode, self.size or 0, (height, width))
-        return images[torch.arange(len(images))], np.array([label for _, label in found])
+        return images[torch.arange(len(images))]
 
     def _format(self, first: Path) -> tuple[Mode, int, int]:
         with open_image(first) as image:
@@ -69,6 +83,33 @@ class Folder(OwnSource):
     def advice(cls) -> str:
         """Return how to name the folder."""
         return "data.path=FOLDER"
+
+
+def media(folder: Path) -> list[Path]:
+    """Return the images and sounds directly in a folder, by name."""
+    known = (*IMAGE_SUFFIXES, *SOUND_SUFFIXES)
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in known)
+
+
+def class_files(part: Path, classes: list[str]) -> list[tuple[Path, int]]:
+    """Return the files of each class with its number, class by class."""
+    found = [
+        (file, label)
+        for label, name in enumerate(classes)
+        if (part / name).is_dir()
+        for file in media(part / name)
+    ]
+    if not found:
+        raise FedtailError(f"{part} holds no images or wav files in folders of classes")
+    return found
+
+
+def is_sound(files: list[Path], where: Path) -> bool:
+    """Whether these files are sound and not images; both together are refused."""
+    sounds = [file for file in files if file.suffix.lower() in SOUND_SUFFIXES]
+    if sounds and len(sounds) != len(files):
+        raise FedtailError(f"{where} holds both images and wav files, such as {sounds[0]}")
+    return bool(sounds)
 
 
 def _class_folders(part: Path) -> list[Path]:
