@@ -86,7 +86,7 @@ class Rounds:
         if together:
             from fedtail.engines.block_size import block_size
 
-            runtime.together, _ = block_size("auto", runtime)
+            runtime.together, _ = block_size("auto", runtime, PER_ROUND)
             if not runtime.together:
                 raise RuntimeError("the rule trains these clients one by one")
         self.setting, self.engine = setting, Embedded(runtime)

@@ -27,6 +27,8 @@ class Ledger:
         Whose update was used.
     dropped
         Whose was not, and why.
+    remarks
+        What else was wrong with whose.
     kept
         Whether an exchange brought nothing, so that the old state was kept.
     """
@@ -34,6 +36,7 @@ class Ledger:
     traffic: dict[int, list[int]] = field(default_factory=dict)
     clients: set[int] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
+    remarks: list[Dropped] = field(default_factory=list)
     kept: bool = False
 
     def count(self, client: int, direction: int, nbytes: int) -> None:
@@ -43,6 +46,7 @@ class Ledger:
     def add(self, replies: Replies) -> None:
         """Add one exchange."""
         self.dropped += replies.dropped
+        self.remarks += replies.remarks
         self.clients.update(replies.found.clients)
         for client, (down, up) in replies.traffic.items():
             self.count(client, 0, down)

@@ -119,6 +119,11 @@ class Experiment(Config):
     finish: Finish = Field(
         NoFinish(), description="a last step after training, before a model is tested and shipped"
     )
+    deviation: bool = Field(
+        False,
+        description="whenever a model is tested, have clients count the pairs of their classes of "
+        "which local updates turn against the rarer one, by FedLC's deviation bound",
+    )
     checkpoint_every: int = Field(1, ge=1, description="save after every so many rounds")
     traffic_limit: float = Field(
         100.0,
@@ -129,16 +134,19 @@ class Experiment(Config):
     server_per_class: int = Field(
         0, ge=0, description="samples of each class that the server holds and no client does"
     )
-    encrypt: bool = Field(
-        False, description="clients encrypt what they send, and the server adds ciphertexts"
+    secure: bool = Field(
+        False, description="clients mask what they send, and the server learns sums only"
+    )
+    secure_threshold: float = Field(
+        0.66,
+        gt=0.5,
+        le=1,
+        description="of a secure sum: the share of the clients asked who must stay to its end; "
+        "with fewer there is no sum",
     )
     privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
     robust: RobustMean = Field(
         PlainMean(), description="a mean that a few clients with bad updates cannot own"
-    )
-    keys: str = Field(
-        "",
-        description="folder with keys of `fedtail keys`; by default new ones, gone when it ends",
     )
     plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
@@ -216,6 +224,10 @@ class Experiment(Config):
     def _finish(self) -> Self:
         if self.privacy.on:
             refuse_private(self.finish if self.finish.asks else self.method.last_step())
+            if self.deviation:
+                raise FedtailError(
+                    "deviation asks clients for more than the budget of differential privacy covers"
+                )
         return self
 
     @field_validator("together", mode="before")
@@ -294,7 +306,7 @@ class Experiment(Config):
     def protected(self) -> str:
         """What happens to updates before they leave clients, in a word; nothing by default."""
         private = "made differentially private" if self.privacy.on else ""
-        return "encrypted" if self.encrypt else private
+        return "summed securely" if self.secure else private
 
     @property
     def robust_side(self) -> RobustMean | None:

@@ -92,7 +92,7 @@ def run(
             stack.enter_context(locked(folder.path))
             folder.must_be_new()  # another process may have been faster
         runtime = setting.runtime(None if protected is None else protected.client)
-        together, odd = block_size(experiment.together, runtime)
+        together, odd = block_size(experiment.together, runtime, setting.cohort)
         if resume and folder is not None:
             together = folder.together(together)  # a later version may have another rule
         runtime.together = together
@@ -287,6 +287,7 @@ class Loop:
             f"round {number}: {self.mention(d.client)} is left out: {d.reason}"
             for d in ledger.dropped
         ]
+        messages += [f"round {number}: {self.mention(d.client)} {d.reason}" for d in ledger.remarks]
         if ledger.kept:
             messages.append(f"round {number}: no valid update, the model stays as it was")
         self.warn(messages)

@@ -22,6 +22,7 @@ from fedtail.metrics.scores import class_scores
 from fedtail.protocol import ClientId, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.setting import Setting
+from fedtail.skew import ask_skew
 from fedtail.validation import asked, validation_scores
 
 MODELS_AT_ONCE = 8
@@ -79,6 +80,8 @@ class Scoring:
             tasks = self.setting.method.personal(state, server)
         if tasks:
             found["personal"] = personal_scores(self.personal(tasks, server), self.own_samples)
+        if self.setting.experiment.deviation:
+            self.deviation(model, state, server)
         if self.setting.validators:
             found["validation"] = self.validation(model, server)
         return Trial(model, evaluation, found, after)
@@ -118,6 +121,12 @@ class Scoring:
             "bytes_up": sum(up for _, up in costs),
             "bytes_down": sum(down for down, _ in costs),
         }
+
+    def deviation(self, model: dict[str, Tensor], state: Any, server: Server) -> None:
+        """Have clients count how many pairs of their classes deviate at a model."""
+        prior = getattr(state, "prior", None)
+        with self.forgotten(server, "after"):
+            drive(ask_skew(model, prior, server), None, self.engine, server, Ledger())
 
     @cached_property
     def own_samples(self) -> bool:

@@ -3,7 +3,7 @@
 Nobody may look at all training data at once, so a run asks every client, once and before anything
 else, for its number of samples and the sum of their values and squares, channel by channel (of
 images: of the mean over pixels). They are added up like everything else that clients send
-(`fedtail.forms`): encrypted, if updates are. What comes of it goes along with every task.
+(`fedtail.forms`): masked, if updates are. What comes of it goes along with every task.
 
 Squares of large numbers lose what is small. So clients add up (x - a) / b, where a and b are mean
 and deviation of the test set, which the server has: these numbers are about 1.

@@ -1,7 +1,7 @@
 """Validation in a federation: who holds samples out counts, and scores come of sums of counts.
 
 It is an exchange like any other: the action `assess` of every method, with a form that is added
-up as it is. So it works wherever tasks are carried, and under encryption.
+up as it is. So it works wherever tasks are carried, and in secure sums.
 """
 
 from __future__ import annotations

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from fedtail import Experiment
 from fedtail.engines import Embedded
 from fedtail.engines.executor import Executor, Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.loop import Loop
-from fedtail.privacy.ckks import Adder
-from fedtail.privacy.client_side import ClientProtection
-from fedtail.privacy.server_side import ServerProtection
+from fedtail.privacy.plan import protection
 from fedtail.result import Result
 from fedtail.setting import prepare
 
 
-def summed(
-    experiment: Experiment, keys: Path, executor: Callable[[Runtime], Executor] = Serial
-) -> Result:
-    """Run with encrypted updates and an executor of one's own."""
-    setting = prepare(experiment)
-    runtime = setting.runtime(ClientProtection(keys))
-    engine = Embedded(runtime, server_side=ServerProtection(Adder.open(keys)))
-    engine.executor = executor(runtime)
-    return Loop(setting, engine, None, ()).run(False)
+def summed(experiment: Experiment, executor: Callable[[Runtime], Executor] = Serial) -> Result:
+    """Run with secure sums and an executor of one's own."""
+    setting = prepare(experiment.but(secure=True))
+    with protection(setting) as sides:
+        assert sides is not None
+        runtime = setting.runtime(sides.client)
+        engine = Embedded(runtime, server_side=sides.server)
+        engine.executor = executor(runtime)
+        return Loop(setting, engine, None, (), sides.budget).run(False)
 
 
 def far(found: Result, expected: Result) -> float:

@@ -55,6 +55,7 @@ def test_the_methods_that_need_some() -> None:
         "ratio-loss": "labelled",
         "feddf": "unlabelled",
         "fedbe": "unlabelled",
+        "fedic": "labelled",
     }
 
 

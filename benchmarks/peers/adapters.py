@@ -102,7 +102,7 @@ class Fedtail:
         )
         self.network = self.setting.model.module
         runtime = self.setting.runtime()
-        runtime.together, _ = block_size(self.together, runtime)
+        runtime.together, _ = block_size(self.together, runtime, self.setting.cohort)
         self.engine = Embedded(runtime)
         self.state: Any = self.setting.method.init(self.setting.model, self.setting.server(0))
         self.done = 0

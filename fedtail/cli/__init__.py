@@ -15,7 +15,6 @@ from fedtail.cli import check as _check
 from fedtail.cli import compare as _compare
 from fedtail.cli import export as _export
 from fedtail.cli import features as _features
-from fedtail.cli import keys as _keys
 from fedtail.cli import predict as _predict
 from fedtail.cli import report as _report
 from fedtail.cli import reproduce as _reproduce
@@ -48,7 +47,6 @@ app.command(epilog=_report.EXAMPLES)(_report.report)
 app.command(epilog=_reproduce.EXAMPLES)(_reproduce.reproduce)
 app.command()(methods)
 app.command(epilog=_check.EXAMPLES)(_check.check)
-app.command(epilog=_keys.EXAMPLES)(_keys.keys)
 app.command(name="audit", epilog=_audit.EXAMPLES)(_audit.audit_command)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

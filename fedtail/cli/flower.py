@@ -40,9 +40,24 @@ def new(
             show_default=False,
         ),
     ] = math.inf,
+    secure: Annotated[bool, typer.Option("--secure", help="the server learns sums only")] = False,
 ) -> None:
     """Write a Flower app that `flwr run` accepts, offline."""
     from fedtail.engines.flower.new import new_app
 
-    for path in new_app(folder, method, publisher, epsilon):
+    for path in new_app(folder, method, publisher, epsilon, secure):
         print(path)
+
+
+@flower_app.command("key")
+def key(
+    file: Annotated[Path, typer.Argument(help="a new file for the node's private key")],
+) -> None:
+    """Make the key by which other nodes know this one in secure sums.
+
+    The private key stays on the node (`secure-key`). The line that is printed, with the node's
+    partition-id in front, is for a file that all nodes have (`secure-pins`).
+    """
+    from fedtail.privacy.secure.keys import new_identity
+
+    print(f'PARTITION-ID = "{new_identity(file)}"')

@@ -93,13 +93,7 @@ FLAGS = {
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"
     ),
-    "encrypt": Flag(
-        "encrypt",
-        bool,
-        "",
-        RUNNING,
-        "clients encrypt what they send; the server sees only sums (extra privacy)",
-    ),
+    "secure": Flag("secure", bool, "", RUNNING),
     "epsilon": Flag(
         "privacy.epsilon",
         float,

@@ -37,7 +37,7 @@ fedtail split --data mine.npz --partition natural --png split.png
     "keep",
     "patience",
     "per_round",
-    "encrypt",
+    "secure",
     "epsilon",
 )
 def split(

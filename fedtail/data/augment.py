@@ -11,6 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedtail.config import Config
+from fedtail.data.auto_augment import AUTO_DRAWS, auto_augmented, rotated
+
+NormalConstants = tuple[Tensor, Tensor]
+"""Mean and standard deviation that inputs are normalised with, in a shape that goes with them."""
 
 
 class Augment(Config):
@@ -21,6 +25,10 @@ class Augment(Config):
     cutout: int = Field(
         0, ge=0, description="side of a square that is set to zero, at a random centre"
     )
+    rotate: float = Field(
+        0.0, ge=0, le=180, description="turn by an angle of up to so many degrees, either way"
+    )
+    auto: bool = Field(False, description="AutoAugment, by the policy found for CIFAR-10")
     per_batch: bool = Field(
         False, description="one offset and one flip for the whole batch (as CReFF's code does)"
     )
@@ -28,18 +36,28 @@ class Augment(Config):
     @property
     def on(self) -> bool:
         """Whether anything is done."""
-        return bool(self.crop or self.flip or self.cutout)
+        return bool(self.crop or self.flip or self.cutout or self.rotate or self.auto)
 
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the augmented batch."""
+    def __call__(
+        self, x: Tensor, generator: torch.Generator, constants: NormalConstants | None = None
+    ) -> Tensor:
+        """Return the augmented batch.
+
+        Parameters
+        ----------
+        x, generator
+            The batch, and where draws come from.
+        constants
+            What it was normalised with: AutoAugment sees images as they were.
+        """
         if x.ndim != 4:
             return x
-        return self.changed(x, self.draws(len(x), x.shape[-2:], generator))
+        return self.changed(x, self.draws(len(x), x.shape[-2:], generator), constants)
 
     def draws(self, n: int, size: Sequence[int], generator: torch.Generator) -> Draws:
         """Return the random numbers of n images, drawn on the CPU so that devices agree."""
         each = 1 if self.per_batch else n
-        offsets = mirrored = centres = None
+        offsets = mirrored = centres = angles = policy = None
         if self.crop:
             offsets = torch.randint(0, 2 * self.crop + 1, (2, each), generator=generator)
             offsets = offsets.expand(2, n)
@@ -48,14 +66,22 @@ class Augment(Config):
         if self.cutout:
             rows = torch.randint(0, size[0], (n,), generator=generator)
             centres = torch.stack([rows, torch.randint(0, size[1], (n,), generator=generator)])
-        return Draws(offsets, mirrored, centres)
+        if self.rotate:
+            angles = (2 * torch.rand(n, generator=generator) - 1) * self.rotate
+        if self.auto:
+            policy = torch.rand(AUTO_DRAWS, n, generator=generator)
+        return Draws(offsets, mirrored, centres, angles, policy)
 
-    def changed(self, x: Tensor, draws: Draws) -> Tensor:
+    def changed(self, x: Tensor, draws: Draws, constants: NormalConstants | None = None) -> Tensor:
         """Return images under what was drawn for them."""
         if draws.offsets is not None:
             x = _crop(x, self.crop, draws.offsets)
         if draws.mirrored is not None:
             x = torch.where(draws.mirrored.to(x.device)[:, None, None, None], x.flip(-1), x)
+        if draws.angles is not None:
+            x = rotated(x, draws.angles.to(x.device))
+        if draws.policy is not None:
+            x = _auto(x, draws.policy, constants)
         if draws.centres is not None:
             square = _square(draws.centres[0], draws.centres[1], x.shape[-2:], self.cutout)
             x = x.masked_fill(square.to(x.device), 0.0)
@@ -73,11 +99,17 @@ class Draws(NamedTuple):
         (n,), whether left and right change places.
     centres
         (2, n), row and column of the centre of the square that is set to zero.
+    angles
+        (n,), degrees by which the image is turned.
+    policy
+        (5, n), what AutoAugment does.
     """
 
     offsets: Tensor | None
     mirrored: Tensor | None
     centres: Tensor | None
+    angles: Tensor | None = None
+    policy: Tensor | None = None
 
 
 def joined(draws: Sequence[Draws]) -> Draws:
@@ -117,3 +149,13 @@ def _square(rows: Tensor, columns: Tensor, size: Sequence[int], side: int) -> Te
     inside_y = (y >= -half) & (y < side - half)
     inside_x = (x >= -half) & (x < side - half)
     return (inside_y[:, :, None] & inside_x[:, None, :])[:, None]
+
+
+def _auto(x: Tensor, policy: Tensor, constants: NormalConstants | None) -> Tensor:
+    """Do AutoAugment to images as they were before normalisation, brought to 0..1."""
+    mean, std = (0.0, 1.0) if constants is None else constants
+    raw = x * std + mean
+    # Bytes count 0 to 1; numbers of somebody's own may go further.
+    low = raw.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0.0)
+    span = raw.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1.0) - low
+    return (auto_augmented((raw - low) / span, policy) * span + low - mean) / std

@@ -84,7 +84,7 @@ class ClientData:
             x = self.samples.x[positions].to(self.device)
             x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
-            x = self.augment(x, generator)
+            x = self.augment(x, generator, (self.mean, self.std))
         return laid_out(x, self.channels_last)
 
     def values(self, start: int, stop: int) -> Tensor:

@@ -77,11 +77,17 @@ class Replies:
         Who was left out, and why.
     traffic
         Bytes to and from each client.
+    answered
+        The tasks whose answers were used.
+    remarks
+        What else was wrong with a client whose answer was used.
     """
 
     found: Reduced
     dropped: list[Dropped]
     traffic: Mapping[ClientId, Sequence[int]]
+    answered: Sequence[Task] = ()
+    remarks: Sequence[Dropped] = ()
 
 
 class Engine(Protocol):
@@ -98,8 +104,8 @@ class Engine(Protocol):
         it was told to drop such clients, too.
         """
 
-    def ask(self, task: Task, clock: Clock) -> Done:
-        """Have a task done that no method asked for, and that changes nothing at the client."""
+    def ask(self, tasks: Sequence[Task], clock: Clock) -> list[Done]:
+        """Have tasks done that no method asked for, and that change nothing at the clients."""
 
     def declared(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""
@@ -124,7 +130,11 @@ class ServerSide(Protocol):
     def single(self) -> bool:
         """Whether it needs every update by itself."""
 
-    def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
+    @property
+    def apart(self) -> bool:
+        """Whether answers must not be added up where they are made."""
+
+    def begin(self, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Sequence[Task]:
         """Return the tasks as they are sent; refuse those whose answers cannot be protected."""
 
     def end(self, replies: Replies, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Replies:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from fedtail.data.federation import Federation
 from fedtail.engines.members import WIDE, Members
 from fedtail.engines.runtime import Runtime
 from fedtail.engines.together import FEWEST_TOGETHER, in_blocks, why_alone
@@ -29,6 +30,8 @@ LEAST = 10
 """So many clients are in a block, however much they train."""
 MOST_WEIGHTS = 50_000
 """With more weights a client's own step is work enough, and a block has no room in the cache."""
+FEWEST_AT_ONCE = 4
+"""With fewer clients at work at the same time `vmap` takes longer than it saves."""
 BLOCK_BYTES = 1 << 23
 """The weights of a block are not larger than this."""
 BLOCK_WORK = 1 << 24
@@ -40,7 +43,7 @@ ROUNDING = 1e-6
 """What may be rounding, as a part of a model."""
 
 
-def block_size(asked: Together, runtime: Runtime) -> tuple[int, list[str]]:
+def block_size(asked: Together, runtime: Runtime, cohort: int) -> tuple[int, list[str]]:
     """Return how many clients train together, 0 if each trains alone.
 
     Parameters
@@ -49,6 +52,8 @@ def block_size(asked: Together, runtime: Runtime) -> tuple[int, list[str]]:
         What the experiment says.
     runtime
         The data, the method and the model.
+    cohort
+        How many clients there are in a round.
 
     Returns
     -------
@@ -57,18 +62,20 @@ def block_size(asked: Together, runtime: Runtime) -> tuple[int, list[str]]:
     """
     alone = why_alone(runtime)
     if asked == "auto":
-        return (0 if alone else _by_rule(runtime)), []
+        return (0 if alone else _by_rule(runtime, cohort)), []
     if asked > 1 and alone:
         return 0, [f"together = {asked} is not possible, and clients train one by one: {alone}"]
     return asked if asked > 1 else 0, []
 
 
-def _by_rule(runtime: Runtime) -> int:
+def _by_rule(runtime: Runtime, cohort: int) -> int:
     method, federation = cast(FedAvg[Any], runtime.method), runtime.federation
     weights = sum(parameter.numel() for parameter in runtime.model.trainable().values())
     samples = max(1, math.ceil(len(federation.order) / max(1, len(federation))))
     wide = is_linear(runtime.model) and runtime.model.feature_dim >= WIDE * samples
     if runtime.device.type != "cpu" or (weights > MOST_WEIGHTS and not wide):
+        return 0
+    if _batches_at_once(federation, cohort) < FEWEST_AT_ONCE and not of_logits(method, runtime):
         return 0
     local = method.local
     drawn = local.steps * local.batch_size if local.steps else math.ceil(local.epochs * samples)
@@ -76,6 +83,17 @@ def _by_rule(runtime: Runtime) -> int:
     if wide:  # there are the features of a client's samples, and not its weights
         weights, work = runtime.model.feature_dim * samples, MOST
     return min(MOST, max(LEAST, min(BLOCK_BYTES // (4 * weights), work)))
+
+
+def of_logits(method: FedAvg[Any], runtime: Runtime) -> bool:
+    """Whether gradients are products of matrices, without `vmap`."""
+    return is_linear(runtime.model) and type(method).local_loss is FedAvg.local_loss
+
+
+def _batches_at_once(federation: Federation, cohort: int) -> float:
+    """Return how many clients have a batch at the same time, on average, until the last is done."""
+    sizes = federation.offsets.diff()
+    return min(cohort, MOST) * float(sizes.double().mean() / sizes.max().clamp(min=1))
 
 
 def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:

@@ -81,21 +81,23 @@ class Embedded:
             self.begin(round, "training")
         tasks = with_constants(tasks, self.runtime.federation)
         side = self.server_side if tasks and self._phase != "test" else None
-        sent = tasks if side is None else side.begin(tasks, self, self._phase)
+        clock = Clock(round, rounds, phase=self._phase)
+        sent = tasks if side is None else side.begin(tasks, self, clock)
         plan = ExchangePlan.of(sent, self, single or (side is not None and side.single))
-        answers = Answers(self, plan, Sums(plan.form, plan.frames))
+        apart = plan.single or (side is not None and side.apart)
+        answers = Answers(self, plan, Sums(plan.form, plan.frames), apart)
         for wave in self._waves(sent, round, rounds):
             answers.collect(wave)
         replies = answers.replies()
         if side is not None:
-            replies = side.end(replies, tasks, self, Clock(round, rounds))
+            replies = side.end(replies, tasks, self, clock)
         answers.keep(replies.found.clients)
         return replies
 
-    def ask(self, task: Task, clock: Clock) -> Done:
-        """Have a task done that no method asked for, and that changes nothing at the client."""
-        (done,) = self.executor.perform([Job(task, self.states.get(task.client, {}), clock)])
-        return done
+    def ask(self, tasks: Sequence[Task], clock: Clock) -> list[Done]:
+        """Have tasks done that no method asked for, and that change nothing at the clients."""
+        jobs = [Job(task, self.states.get(task.client, {}), clock) for task in tasks]
+        return list(self.executor.perform(jobs))
 
     def form(self, task: Task) -> Form:
         """Return what leaves a client that is given a task."""
@@ -152,12 +154,15 @@ class Answers:
     engine: Embedded
     plan: ExchangePlan
     total: Sums
+    apart: bool  # whether every answer comes here as it is
     each: list[Update] = field(default_factory=list)
     clients: list[ClientId] = field(default_factory=list)
     states: dict[ClientId, dict[str, Tensor]] = field(default_factory=dict)
     failed: list[Dropped] = field(default_factory=list)
     traffic: dict[ClientId, list[int]] = field(default_factory=dict)
     sent: dict[ClientId, Payload] = field(default_factory=dict)  # and not yet settled
+    asked: dict[ClientId, Task] = field(default_factory=dict)  # in this wave
+    answered: list[Task] = field(default_factory=list)
 
     def collect(self, wave: Sequence[tuple[Task, Clock]]) -> None:
         """Have tasks of different clients done, and add up their answers as they come."""
@@ -167,7 +172,8 @@ class Answers:
             for task, clock in wave
         ]
         jobs = self.engine.arranged(jobs)
-        total = None if self.plan.single else self.total
+        self.asked = {job.task.client: job.task for job in jobs}
+        total = None if self.apart else self.total
         results, intake = iter(self.engine.executor.perform(jobs, total)), Intake(self.total)
         for job in jobs:  # no zip, which would keep an answer until the next is there
             self._take(intake.put(self._received(job, next(results))))
@@ -189,6 +195,7 @@ class Answers:
             self.traffic[client][1] += done.added
             self.states[client] = done.state
             self.clients.append(client)
+            self.answered.append(self.asked[client])
             if payload is not None:
                 self.each.append(Update(client, payload))
 
@@ -196,7 +203,8 @@ class Answers:
         """Return what came of it."""
         self.each.sort(key=lambda update: update.client)
         found = Reduced(tuple(sorted(self.clients)), self.total, tuple(self.each))
-        return Replies(found, sorted(self.failed, key=lambda d: d.client), self.traffic)
+        failed = sorted(self.failed, key=lambda d: d.client)
+        return Replies(found, failed, self.traffic, self.answered)
 
     def keep(self, used: Sequence[ClientId]) -> None:
         """Keep what the clients remember whose every answer was used."""

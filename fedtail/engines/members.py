@@ -150,6 +150,11 @@ class Members:
         """
         if form is not None and self.is_wide(form):
             return self.spanned()
+        with self.method.moving(self.payload, self.model):
+            return self.stacked()
+
+    def stacked(self) -> Trained:
+        """Train them with a stack of models."""
         method, model, start = self.method, self.model, self.starting()
         aux = self.aux()
         trainable = model.trainable()
@@ -337,7 +342,9 @@ class BlockInputs:
         chosen = rows[some.rows] if isinstance(some.rows, slice) else some.rows.tolist()
         augment, size = self.data.augment, x.shape[-2:]
         draws = [augment.draws(index.shape[1], size, self.streams[row]) for row in chosen]
-        return augment.changed(x.flatten(0, 1), joined(draws)).reshape(x.shape), y
+        constants = self.data.mean, self.data.std
+        changed = augment.changed(x.flatten(0, 1), joined(draws), constants)
+        return changed.reshape(x.shape), y
 
 
 def aliases(model: SplitModel) -> dict[str, str]:

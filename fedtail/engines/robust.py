@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtail.config import Component, Registry
 from fedtail.engines.base import Engine, Replies
-from fedtail.engines.runtime import Clock, Phase
+from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
 from fedtail.forms import CLASSES, ByClass, Form, Mean
 from fedtail.privacy.layout import Opened, part_of_task
@@ -37,8 +37,9 @@ class RobustMean(Component):
 
     registry: ClassVar[Registry[RobustMean]] = Registry("robust mean")
     single: ClassVar[bool] = True
+    apart: ClassVar[bool] = True
 
-    def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
+    def begin(self, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Sequence[Task]:
         """Return the tasks as they are, if what they bring fits into memory."""
         kinds = {(t.action, id(t.payload)): engine.declared(t) for t in tasks}
         numbers = {k: sum(math.prod(x.shape) for x in f.tensors.values()) for k, f in kinds.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
@@ -50,7 +50,14 @@ def can_train_together(method: type[Method[Any]]) -> bool:
         issubclass(method, FedAvg)
         and not method.pooled
         and all(getattr(method, hook) is getattr(FedAvg, hook) for hook in HOOKS)
+        and all(_as_declared(method, action) for action in method.trains)
     )
+
+
+def _as_declared(method: type[FedAvg[Any]], action: str) -> bool:
+    """Whether an action is that of the class that says it is training, and no later one."""
+    owner = next(each for each in method.__mro__ if "trains" in vars(each))
+    return getattr(method, action) is getattr(owner, action)
 
 
 def why_alone(runtime: Runtime) -> str:
@@ -69,7 +76,7 @@ def why_alone(runtime: Runtime) -> str:
 
 def in_blocks(runtime: Runtime, job: Job) -> bool:
     """Whether clients that are given such a task train together."""
-    return runtime.together > 1 and job.task.action == "train"
+    return runtime.together > 1 and job.task.action in cast(FedAvg[Any], runtime.method).trains
 
 
 def in_block_order(runtime: Runtime, jobs: list[Job]) -> list[Job]:

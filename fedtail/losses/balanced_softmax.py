@@ -30,6 +30,8 @@ class BalancedSoftmax(LocalLoss):
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""
-        if self.tau == 0:  # 0 · log 0 would be NaN
-            return functional.cross_entropy(output.logits, y)
-        return functional.cross_entropy(output.logits + self.tau * context.prior.log(), y)
+        return functional.cross_entropy(self.adjusted(output.logits, context), y)
+
+    def adjusted(self, z: Tensor, context: LossContext) -> Tensor:
+        """Return z + τ log π; with τ = 0 that is z, where 0 · log 0 would be NaN."""
+        return z if self.tau == 0 else z + self.tau * context.prior.log()

@@ -62,6 +62,10 @@ class LocalLoss(Component):
         """Return the loss."""
         raise FedtailError(f"loss '{self.name}' is abstract")
 
+    def adjusted(self, z: Tensor, context: LossContext) -> Tensor:
+        """Return the logits that its softmax is of: with margins or a prior, if it has any."""
+        return z
+
 
 def can_be_read(y: Tensor) -> bool:
     """Whether a loss may look at these numbers: not those of many clients at once, under `vmap`.

@@ -44,7 +44,8 @@ class LogitCalibration(LocalLoss):
 
     def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
         """Return the loss."""
-        z = self.calibrated(output.logits, y, context.counts)
+        self.check(y, context.counts)
+        z = self.adjusted(output.logits, context)
         if not self.exclude_true_class:
             return functional.cross_entropy(z, y)
         true = functional.one_hot(y, z.shape[1]).bool()
@@ -54,14 +55,18 @@ class LogitCalibration(LocalLoss):
             return functional.cross_entropy(z, y)
         return (others.logsumexp(dim=1) - z.gather(1, y[:, None])[:, 0]).mean()
 
-    def calibrated(self, z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    def adjusted(self, z: Tensor, context: LossContext) -> Tensor:
         """Return z_c − τ n_c^(−1/4); with τ = 0 that is z, where 0 · ∞ would be NaN."""
         if self.tau == 0:
             return z
-        unknown = y[counts[y] == 0] if can_be_read(y) else y[:0]
+        n = torch.where(context.counts > 0, context.counts, self.absent)
+        return z - self.tau * n.pow(-0.25)
+
+    def check(self, y: Tensor, counts: Tensor) -> None:
+        """Refuse a sample of a class that the client has none of by its counts."""
+        unknown = y[counts[y] == 0] if self.tau and can_be_read(y) else y[:0]
         if len(unknown):
             raise FedtailError(
                 f"logit_calibration got a sample of class {int(unknown[0])}, of which the client's"
                 " class counts say that it has none"
             )
-        return z - self.tau * torch.where(counts > 0, counts, self.absent).pow(-0.25)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import torch
+
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.finish import Finish, NoFinish
@@ -16,11 +18,12 @@ from fedtail.forms import Form
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
+from fedtail.skew import count_skew, skew_form
 from fedtail.standardise import report_sums, sums_form
 from fedtail.training.blends import blends_form, count_blends
 from fedtail.training.closed_heads import ClosedHead
 from fedtail.training.feature_sums import report_feature_sums, sums_of_features_form
-from fedtail.training.priors import counts_form
+from fedtail.training.priors import ClassPrior, counts_form
 from fedtail.validation import count, form_of_counts
 from fedtail.volume import Volume
 
@@ -59,7 +62,7 @@ def action(function: F) -> F:
 
 
 class Asks(NamedTuple):
-    """What a server half asks of clients, as far as encryption and privacy rest on it.
+    """What a server half asks of clients, as far as secure sums and privacy rest on it.
 
     They rest on what is really asked, too: an exchange that is not as it was declared here is
     refused, or costs more of the budget.
@@ -175,7 +178,7 @@ class Method(Component, Generic[S]):
         raise NotImplementedError("abstract: derive from FedAvg")
 
     def asks(self) -> Asks:
-        """Say what the server half asks of clients, as far as encryption and privacy rest on it."""
+        """Say what the server half asks of clients, as far as protections rest on it."""
         return Asks()
 
     def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
@@ -232,6 +235,18 @@ class Method(Component, Generic[S]):
     def assess(self, payload: Payload, client: Client) -> Payload:
         """Count how a model that might be shipped does on what the client holds out."""
         return count(payload.group("model"), client)
+
+    def count_deviation_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare how many pairs of classes deviate."""
+        return skew_form()
+
+    @action
+    def count_deviation(self, payload: Payload, client: Client) -> Payload:
+        """Count the pairs of local classes that deviate at a model; the run asks (`deviation`)."""
+        told, prior = payload.tensors.get("prior/counts"), getattr(self, "prior", None)
+        own = client.counts.to(torch.float32)
+        used = prior.counts(told, client) if isinstance(prior, ClassPrior) else own
+        return count_skew(payload, client, getattr(self, "loss", None), used)
 
     def class_totals_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the local class counts."""

@@ -14,6 +14,7 @@ overrides only these can train many clients as one computation (`fedtail.engines
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
@@ -79,6 +80,9 @@ class FedAvg(Method[M], Generic[M]):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
+
+    trains: ClassVar[tuple[str, ...]] = ("train",)
+    """The actions that are local training as the hooks describe it: they can be done together."""
 
     local: LocalTraining = Field(LocalTraining(), description="optimiser, rate, epochs, batch size")
     loss: LocalLoss = Field(CrossEntropy(), description="the loss that clients minimise")
@@ -187,6 +191,10 @@ class FedAvg(Method[M], Generic[M]):
         self.keep_buffers(client)
         return self.reply(run)
 
+    def moving(self, payload: Payload, model: SplitModel) -> AbstractContextManager[None]:
+        """Let only that part of the model move which a task of `trains` is about: here all."""
+        return nullcontext()
+
     def load(self, payload: Payload, client: Client) -> None:
         """Put what training starts from into the resident model."""
         client.model.load(self.starting(payload, client.state))
@@ -268,8 +276,7 @@ class FedAvg(Method[M], Generic[M]):
         """Return what a client remembers of its model: names in its state, names in the model."""
         if self.buffers != "local":
             return {}
-        trained = model.parameter_names()
-        return {f"buffer/{name}": name for name, _ in model.live() if name not in trained}
+        return {f"buffer/{name}": name for name in model.buffer_names()}
 
     def at_start(self, payload: Payload, client: Client, context: LossContext) -> Any:
         """Make what the functions below need, once a task: tensors, in dicts or tuples, or numbers.

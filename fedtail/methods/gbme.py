@@ -13,7 +13,8 @@ group, under the balanced softmax of Π (Eq. 7).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Literal, Self, cast
@@ -26,9 +27,9 @@ from torch.nn import functional
 
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Number, renamed
-from fedtail.losses import BalancedSoftmax, LocalLoss
+from fedtail.losses import BalancedSoftmax, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method, action
-from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.experts import ExpertModel, with_experts
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import (
@@ -38,7 +39,7 @@ from fedtail.protocol import (
     Payload,
     Server,
     Task,
-    grouped,
+    Tensors,
 )
 from fedtail.reduce import Reduced
 from fedtail.training import ClassPrior, ProxyPrior
@@ -76,6 +77,8 @@ class GBME(FedAvg[GBMEState]):
         "M cohorts a round; M experts down, the trunk and one expert up; once, the model down to "
         "every client and C numbers up"
     )
+
+    trains: ClassVar[tuple[str, ...]] = ("train", "train_expert")
 
     loss: LocalLoss = Field(BalancedSoftmax(), description="of the logits and Π (Eq. 7)")
     prior: ClassPrior = Field(ProxyPrior(), description="where Π comes from (Eq. 4 and 5)")
@@ -225,50 +228,58 @@ class GBME(FedAvg[GBMEState]):
     @action
     def train_expert(self, payload: Payload, client: Client) -> Payload:
         """Train the trunk and one expert; the others take part, but do not move."""
-        model = cast(ExpertModel, client.model)
-        model.train_only(int(payload.scalars["expert"]))
-        try:
+        with self.moving(payload, client.model):
             return self.train(payload, client)
-        finally:
-            model.train_only(None)
 
-    def batch_loss(self, run: LocalRun, x: Tensor, y: Tensor) -> Tensor:
+    @contextmanager
+    def moving(self, payload: Payload, model: SplitModel) -> Iterator[None]:
+        """Let the trunk move, and the expert that the task is about."""
+        if "expert" not in payload.scalars:
+            yield
+            return
+        of_experts = cast(ExpertModel, model)
+        of_experts.train_only(int(payload.scalars["expert"]))
+        try:
+            yield
+        finally:
+            of_experts.train_only(None)
+
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> int | None:
+        """Return which expert the task is about, if one."""
+        only = payload.scalars.get("expert")
+        return None if only is None else int(only)
+
+    def local_loss(
+        self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: int | None
+    ) -> Tensor:
         """M CE(mean logits + log π, y) (Eq. 7 times M), or the sum of the trained experts' own."""
-        only = run.payload.scalars.get("expert")
-        if only is not None and self.per_expert and not self.loss.reads_features:
+        if aux is not None and self.per_expert and not self.loss.reads_features:
             # The others neither learn nor count: what they say would be multiplied by zero.
-            alone = cast(ExpertModel, run.model).output_of(int(only), x)
-            return self.loss(alone, y, run.context)
-        output = run.model.output(x)
+            return self.loss(cast(ExpertModel, model).output_of(aux, x), y, context)
+        output = model.output(x)
         if output.experts is None:
-            return self.loss(output, y, run.context)
+            return self.loss(output, y, context)
         if not self.per_expert:
             factor = len(output.experts) if self.times_experts else 1
-            return factor * self.loss(output, y, run.context)
-        each = output.experts if only is None else output.experts[int(only)].unsqueeze(0)
-        losses = [self.loss(output._replace(logits=z, experts=None), y, run.context) for z in each]
+            return factor * self.loss(output, y, context)
+        each = output.experts if aux is None else output.experts[aux].unsqueeze(0)
+        losses = [self.loss(output._replace(logits=z, experts=None), y, context) for z in each]
         return torch.stack(losses).sum()
 
-    def keep_buffers(self, client: Client) -> None:
-        """Under the policy "local", remember statistics, and no frozen parameters."""
-        if isinstance(client.model, ExpertModel):
-            client.model.train_only(None)
-        super().keep_buffers(client)
+    def sent(self, payload: Payload, model: SplitModel, names: Iterable[str]) -> dict[str, str]:
+        """Return the trunk and the trained expert, under names that all experts share."""
+        if "expert" not in payload.scalars:
+            return super().sent(payload, model, names)
+        own = shared_names(cast(ExpertModel, model), int(payload.scalars["expert"]))
+        return {
+            **{f"model/{name}": name for name in names if name.startswith("trunk.")},
+            **{f"expert/{short}": name for short, name in own.items()},
+        }
 
-    def reply(self, run: LocalRun) -> Payload:
-        """Send the trunk and the trained expert, under names that all experts share."""
-        whole = super().reply(run)
-        if "expert" not in run.payload.scalars:
-            return whole
-        i = int(run.payload.scalars["expert"])
-        model = cast(ExpertModel, run.model)
-        tensors = whole.group("model")
-        expert = {short: tensors[name] for short, name in shared_names(model, i).items()}
-        trunk = {name: t for name, t in tensors.items() if name.startswith("trunk.")}
-        return Payload(
-            {**grouped("model", trunk), **grouped("expert", expert)},
-            {**whole.scalars, "expert": i},
-        )
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: int | None) -> Payload:
+        """Say which expert it is."""
+        more = super().extras(client, steps, tensors, aux)
+        return more if aux is None else replace(more, scalars={**more.scalars, "expert": aux})
 
 
 def similarity(vectors: Tensor, whole: Tensor) -> Tensor:

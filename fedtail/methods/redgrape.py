@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from fedtail.forms import COUNT, ByClass, Form, Number
 from fedtail.methods.base import Method
@@ -26,8 +25,18 @@ from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import Constant, Schedule
-from fedtail.training.balanced import NormStatistics, balanced_set, constant_features
-from fedtail.training.class_gradients import class_gradients, grad_rows, linear_head
+from fedtail.training.balanced import (
+    NormStatistics,
+    balanced_set,
+    constant_features,
+    features_stay,
+)
+from fedtail.training.class_gradients import (
+    class_gradients,
+    grad_rows,
+    head_gradient,
+    linear_head,
+)
 from fedtail.training.classifier import new_classifier, second_stage
 from fedtail.training.prototypes import (
     Rebalancing,
@@ -208,6 +217,7 @@ class RedGrape(FedAvg[RedGrapeState]):
             x=x,
             y=y,
             held=len(held),
+            h=run.model.features(x).detach() if features_stay(run.model) and len(y) else None,
             missing={name: t.to(client.device) for name, t in missing.items()},
             strength=strength if active and stage != "encoder" else 0.0,
         )
@@ -247,17 +257,16 @@ class RedGrape(FedAvg[RedGrapeState]):
     def balanced_gradient(self, run: LocalRun) -> dict[str, Tensor]:
         """g_bal = (1/C) (|L_bal| ∇_W CE(D_bal) + Σ_{c ∉ L_bal} G_c), with W alone (Eq. 12)."""
         aux: Rebalancing = run.aux
-        head = linear_head(run.model.classifier)
-        total = dict(aux.missing)
-        parameters = {name: p for name, p in head.named_parameters() if p.requires_grad}
-        if aux.held and parameters:
+        head, classes = linear_head(run.model.classifier), run.client.num_classes
+        real: dict[str, Tensor] = {}
+        if aux.held:
             frozen = self.stage(run.client.round, run.client.rounds) == "head"
-            h = constant_features(run.model, aux.x, "running" if frozen else self.statistics)
-            mean = functional.cross_entropy(head(h), aux.y)
-            real = torch.autograd.grad(mean, list(parameters.values()))
-            for name, g in zip(parameters, real, strict=True):
-                total[name] = total[name] + aux.held * g
-        return {name: t / run.client.num_classes for name, t in total.items()}
+            h = aux.h
+            if h is None:
+                h = constant_features(run.model, aux.x, "running" if frozen else self.statistics)
+            real = head_gradient(head, h, aux.y, aux.held / classes)
+        missing = {name: t / classes for name, t in aux.missing.items()}
+        return {n: real[n].add_(t) if n in real else t for n, t in missing.items()}
 
     def after_step(self, run: LocalRun) -> None:
         """W ← W − η λ g_bal ‖g_local‖ / ‖g_bal‖, if outside momentum and clipping (Eq. 13)."""

@@ -1,15 +1,20 @@
-"""How far a step of local training moves a linear head away from a class, and a bound on it.
+"""FedLC's deviation bound: from which imbalance on a local update turns against a rare class.
 
-A diagnostic of label skew in the sense of FedLC (Zhang et al., ICML 2022), derived from the
-gradient, not copied from the paper's Definition 3. Let r_ic be the derivative of sample i's loss
-in its logit c, for softmax losses p_ic − [y_i = c]. A small step of rate η on the row w_c (and the
-bias), at fixed features h, changes the mean logit of class c over its own samples by
+Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022.
 
-    (η/n) (pull_c − push_c),   pull_c = Σ_{y_i = c} −r_ic k_ic,   push_c = Σ_{y_i ≠ c} r_ic k_ic,
+With features h, a softmax p and means over the samples of the class in the superscript, Definition
+3 has for a frequent class j and a rare class r
 
-where k_ic = ⟨h_i, h̄_c⟩ (plus 1 if there is a bias) and h̄_c is the mean feature of class c. Their
-quotient D_c = push_c / pull_c is the deviation. Above 1 the step makes the model worse at class c:
-the samples of other classes outweigh its own, as they do when it is rare.
+    D_jr = (1 − p̄_r^(r)) ‖h̄^(r)‖² / (p̄_r^(j) h̄^(r)·h̄^(j)),
+
+and by Theorem 1 the update deviates, that is it lowers the score of class r on its own samples,
+where n_j / n_r is far above D_jr > 0. Theorem 3 is the bound after calibration. As printed,
+
+    Σ_{y≠r} Δ_ry p̃̄_y^(r) ‖h̄^(r)‖² / (p̃̄_r^(j) h̄^(r)·h̄^(j)),   p̃_y = e^{f_y} / Σ_i e^{f_i − m_i},
+
+with the margins m_i and Δ_ry = m_r − m_y, it lacks an exponential: it is 0 without margins and can
+be negative. With e^Δ in the place of Δ it is Definition 3 under the calibrated softmax, which is
+what is computed here; `printed_bound` is the other.
 """
 
 from __future__ import annotations
@@ -18,41 +23,41 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
-class Deviation(NamedTuple):
-    """The deviation of each class that the samples have; all but the last are (A,).
+class Deviating(NamedTuple):
+    """How many pairs of classes deviate, as numbers that add up over clients.
 
     Attributes
     ----------
-    classes
-        The A classes, ascending.
-    value
-        D_c. 0 if nothing pushes, infinite if something pushes and nothing pulls.
-    counted
-        N_c = Σ_{y_i ≠ c} r_ic / Σ_{y_i = c} −r_ic, which is Σ_{j ≠ c} n_j p̄_jc / (n_c (1 − p̄_cc))
-        with the mean probability p̄_jc of c on samples of j: D_c if all features were the same,
-        and that of the bias alone.
-    lower, upper
-        N_c times the least k_ic of the other samples over the largest of its own, and N_c times
-        the largest over the least. D_c is between them if no feature is negative.
-    absent
-        Mean over the samples of Σ r_ic over the classes c that none of them has: these are pushed
-        only, and for them D_c would be infinite.
+    pairs
+        Pairs of a frequent and a rarer class for which the bound is defined.
+    deviating
+        Those of them whose n_j / n_r is above it.
+    log_ratio
+        The sum of log (n_j / n_r / D_jr) over the pairs for which that is finite.
+    finite
+        How many these are.
     """
 
-    classes: Tensor
-    value: Tensor
-    counted: Tensor
-    lower: Tensor
-    upper: Tensor
-    absent: float
+    pairs: int
+    deviating: int
+    log_ratio: float
+    finite: int
 
 
-def head_deviation(
-    features: Tensor, labels: Tensor, residuals: Tensor, bias: bool = True
-) -> Deviation:
-    """Return the deviation of a linear head on some samples.
+def class_means(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the mean row of each class, (classes, width), in float64; NaN where there is none."""
+    own = functional.one_hot(labels, classes).double()
+    return own.T @ values.double() / own.sum(dim=0)[:, None]
+
+
+def deviation_bound(features: Tensor, labels: Tensor, probabilities: Tensor) -> Tensor:
+    """Return D (C, C), of the frequent class j in rows and the rare one r in columns.
+
+    It is infinite where the rare class has no probability on samples of the frequent one, and NaN
+    where it is not defined: a class has no samples, or mean features that do not point alike.
 
     Parameters
     ----------
@@ -60,33 +65,47 @@ def head_deviation(
         (n, d): what the head is given.
     labels
         (n,).
-    residuals
-        (n, C): the derivative of each sample's loss in its logits.
-    bias
-        Whether the head has a bias, which moves with the weight.
+    probabilities
+        (n, C): softmax of the logits, calibrated or not.
     """
-    h, r = features.double(), residuals.double()
-    classes = torch.unique(labels)
-    own = labels[:, None] == classes
-    means = own.double().T @ h / own.sum(dim=0)[:, None]
-    k = h @ means.T + float(bias)
-    push = r[:, classes].masked_fill(own, 0)
-    pull = -r[:, classes].masked_fill(~own, 0)
-    counted = _quotient(push.sum(dim=0), pull.sum(dim=0))
-    least = _quotient(k.masked_fill(own, torch.inf).amin(0), k.masked_fill(~own, 0).amax(0))
-    most = _quotient(k.masked_fill(own, 0).amax(0), k.masked_fill(~own, torch.inf).amin(0))
-    # Where nothing pushes, or nothing pulls, likeness does not matter.
-    plain = (counted == 0) | counted.isinf()
-    held = torch.zeros(r.shape[1], dtype=torch.bool, device=r.device).index_fill(0, classes, True)
-    return Deviation(
-        classes,
-        _quotient((push * k).sum(dim=0), (pull * k).sum(dim=0)),
-        counted,
-        torch.where(plain, counted, counted * least),
-        torch.where(plain, counted, counted * most),
-        float(r[:, ~held].sum()) / max(len(r), 1),
+    classes = probabilities.shape[1]
+    h = class_means(features, labels, classes)
+    p = class_means(probabilities, labels, classes)
+    return _bound(1 - p.diagonal(), p, h)
+
+
+def printed_bound(features: Tensor, labels: Tensor, logits: Tensor, margins: Tensor) -> Tensor:
+    """Return Theorem 3 as it is printed, without the exponential of Δ; see `deviation_bound`.
+
+    Parameters
+    ----------
+    features, labels, logits
+        Of n samples.
+    margins
+        m (C,): what calibration lowers each logit by, τ n^(−1/4) in the paper.
+    """
+    f, m = logits.double(), margins.double()
+    p = (f - torch.logsumexp(f - m, dim=1, keepdim=True)).exp()
+    h, p = (class_means(values, labels, f.shape[1]) for values in (features, p))
+    apart = (m[:, None] - m) * p  # Δ_ry p̃̄_y^(r); 0 for y = r
+    return _bound(apart.sum(dim=1), p, h)
+
+
+def _bound(pull: Tensor, p: Tensor, h: Tensor) -> Tensor:
+    alike = h @ h.T
+    bound = pull * alike.diagonal() / (p * alike)
+    return torch.where(alike > 0, bound, torch.nan)
+
+
+def deviating(bound: Tensor, counts: Tensor) -> Deviating:
+    """Return how many pairs deviate, and by how much, for a client's class counts."""
+    n = counts.double()
+    pairs = (n[:, None] > n) & (n > 0) & ~bound.isnan() & (bound > 0)
+    ratio = (n[:, None] / n / bound)[pairs]
+    finite = (ratio > 0) & ratio.isfinite()
+    return Deviating(
+        int(pairs.sum()),
+        int((ratio > 1).sum()),
+        float(ratio[finite].log().sum()),
+        int(finite.sum()),
     )
-
-
-def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(a == 0, 0.0, a / b)

@@ -131,17 +131,13 @@ class ExpertModel(SplitModel):
         return Output(each.mean(0), features, each)
 
     def output_of(self, index: int, x: Tensor) -> Output:
-        """Return one expert's logits and features; the others are not computed.
-
-        The bits are those that it has among the others: it stands in the same place of a matrix
-        with zeros for them, because products round by how their factors lie in memory.
-        """
+        """Return one expert's logits and features; the others are not computed."""
         features: Tensor = self._net.experts[index](self._net.trunk(x))
-        widths = self._net.heads.widths()
-        rows = [features.new_zeros(len(features), width) for width in widths]
-        rows[index] = features
-        part = torch.cat(rows, dim=1).split_with_sizes(widths, dim=1)[index]
-        return Output(self._net.heads[index](part), features)
+        return Output(self._net.heads[index](features), features)
+
+    def buffer_names(self) -> list[str]:
+        """Names of what moves but not by gradients; what `train_only` freezes is none of it."""
+        return [name for name, _ in self.live() if name not in self._trained]
 
     def expert_names(self, index: int) -> frozenset[str]:
         """Names of all tensors (parameters and buffers) that belong to one expert alone."""

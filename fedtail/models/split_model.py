@@ -213,6 +213,11 @@ class SplitModel(nn.Module):
         every = self._found.everything
         return frozenset(n for n, t in every.items() if t.requires_grad)
 
+    def buffer_names(self) -> list[str]:
+        """Names of what moves in training, but not by gradients."""
+        trained = self.parameter_names()
+        return [name for name in self._found.live if name not in trained]
+
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the BatchNorm layers: those whose running statistics move in training."""
         return self._found.norms

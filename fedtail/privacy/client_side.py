@@ -6,99 +6,90 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.forms import ANY_LENGTH, First, Form, Like, Number
-from fedtail.privacy.ckks import Keyholder
+from fedtail.forms import Form, Like, Total
 from fedtail.privacy.clipping import CLIP, private_form, private_update
 from fedtail.privacy.config import Privacy
-from fedtail.privacy.layout import part_of, vector
-from fedtail.privacy.noise import RandomBytes, seeded_bytes
-from fedtail.privacy.unnamed import UnnamedKey
-from fedtail.protocol import Client, Payload, Task
+from fedtail.privacy.layout import REAL_BITS, length, part_of, slots, vector
+from fedtail.privacy.noise import RandomBytes, grid_step, seeded_bytes
+from fedtail.privacy.secure.fixed import encoded, layout_digest
+from fedtail.privacy.secure.member import ACTIONS, Member, as_signed
+from fedtail.protocol import Client, Payload, Scalar, Task
 
-OPEN_SUM = "open_sum"
-"""The action that decrypts the sums that the server made."""
-SEALED, OPENED = "sealed", "opened"
-"""The groups of ciphertexts, and of decrypted sums."""
-WHOLE, PART = "whole", "part"
-"""What is added up over all updates, and what over those of the same part."""
-PARTIES = "parties"
-"""A scalar of every task: how many were asked, and so the most that are added up."""
+MASKED = "masked"
+"""The group of masked vectors."""
 
 
 @dataclass
 class ClientProtection:
-    """Clips updates and encrypts them, as far as a run asks for it.
+    """Clips updates and masks them, as far as a run asks for it.
 
     Attributes
     ----------
-    keys
-        The folder with the clients' key, or a key of the run's own; none for sums in the clear.
+    member
+        The clients' half of secure sums; none for sums in the clear.
     privacy
         What is promised, if anything is.
     sigma
         The noise that a client adds itself; none in the central model.
     """
 
-    keys: Path | UnnamedKey | None = None
+    member: Member | None = None
     privacy: Privacy | None = None
     sigma: float = 0.0
-    _holder: Keyholder | None = field(default=None, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The key is read by the process that needs it, and never sent to one.
-        return {**self.__dict__, "_holder": None}
 
     @property
     def actions(self) -> frozenset[str]:
         """What a client can be asked that no method asks."""
-        return frozenset() if self.keys is None else frozenset({OPEN_SUM})
+        return frozenset() if self.member is None else ACTIONS
 
     def form(self, declared: Form) -> Form:
         """Return what leaves a client in place of what a method declares."""
         if declared.why:  # it has noise of its own, or the server's side refuses it
             return declared
         clear = declared if self.privacy is None else private_form(declared, self.adaptive)
-        return clear if self.keys is None else sealed_form(clear)
+        return clear if self.member is None else masked_form(clear, width(self.privacy))
 
     def protected(self, answer: Payload, declared: Form, task: Payload, client: Client) -> Payload:
         """Return an update as it may leave the client."""
         if declared.why:
             return answer
+        real = REAL_BITS
         if self.privacy is not None:
             clip = float(task.scalars.get(CLIP, self.privacy.clip))
-            source = self.source(client)
+            source, real = self.source(client), real_bits(clip)
             answer = private_update(answer, declared, task, clip, self.sigma, source, self.adaptive)
             declared = private_form(declared, self.adaptive)
-        return answer if self.keys is None else self.sealed(answer, declared, task)
+        return answer if self.member is None else self.masked(answer, declared, task, client, real)
 
-    def sealed(self, answer: Payload, form: Form, task: Payload) -> Payload:
-        """Return the ciphertexts of an update, and the part it belongs to."""
-        parties, part = int(task.scalars[PARTIES]), part_of(form)
-        names = [WHOLE] if part is None else [WHOLE, PART]
-        tensors = {
-            f"{SEALED}/{name}": self.holder.seal(vector(answer, form, name == PART), parties)
-            for name in names
-        }
-        return Payload(tensors, {} if part is None else {PART: part})
+    def masked(
+        self, answer: Payload, form: Form, task: Payload, client: Client, real: int
+    ) -> Payload:
+        """Return an update as whole numbers under masks."""
+        if self.member is None:
+            raise FedtailError("no sum of this run is secure")
+        both = [list(slots(form, parts)) for parts in (False, True)]
+        terms = self.member.terms(client.id, task)
+        pieces = [
+            encoded(vector(answer, form, parts), some, len(terms.cohort), terms.width, real)
+            for parts, some in zip((False, True), both, strict=True)
+        ]
+        x = np.concatenate(pieces)
+        self.member.masked(client.id, task, layout_digest(both, real), x)
+        return Payload({masked_name(part_of(form)): as_signed(x)})
 
     def perform(self, task: Task) -> Payload:
-        """Decrypt the sums that the server made."""
-        told = task.payload
-        opened = {
-            f"{OPENED}/{part}": self.holder.open_sum(
-                data, int(told.scalars[f"length {part}"]), int(told.scalars[f"count {part}"])
-            ).float()
-            for part, data in told.group(SEALED).items()
-        }
-        return Payload(opened)
+        """Do a step of a secure sum."""
+        if self.member is None:
+            raise FedtailError("no sum of this run is secure")
+        return self.member.perform(task)
 
     @property
     def adaptive(self) -> bool:
@@ -111,25 +102,25 @@ class ClientProtection:
             return os.urandom
         return seeded_bytes(client.seed, f"client/noise/{client.turn}", client.round, client.id)
 
-    @property
-    def holder(self) -> Keyholder:
-        """The clients' key."""
-        if self.keys is None:
-            raise FedtailError("nothing is encrypted in this run")
-        if self._holder is None:
-            self._holder = (
-                Keyholder.of(self.keys.read())
-                if isinstance(self.keys, UnnamedKey)
-                else Keyholder.open(self.keys)
-            )
-        return self._holder
+
+def width(privacy: Privacy | None) -> int:
+    """Return w: clipped numbers are at most 2^21 steps of their grid, and 32 bits are enough."""
+    return 32 if privacy is not None and privacy.model == "central" else 64
 
 
-def sealed_form(form: Form) -> Form:
-    """Return what an encrypted update looks like; the server takes ciphertexts one by one."""
-    part, cipher = part_of(form), Like((ANY_LENGTH,), torch.uint8)
-    names = {WHOLE: cipher} if part is None else {WHOLE: cipher, PART: cipher}
-    sealed = Form().group(SEALED, names, First())
-    if part is not None:
-        sealed = sealed.numbers(part=Number(float(part), float(part), whole=True))
-    return sealed.singly("it is encrypted", noisy=True)
+def real_bits(clip: float) -> int:
+    """Return f of clipped numbers, which are whole steps of a grid: nothing is rounded."""
+    return round(-math.log2(grid_step(clip)))
+
+
+def masked_name(part: Scalar | None) -> str:
+    """Return the name of the vectors that are added up with each other."""
+    return f"{MASKED}/{'update' if part is None else part}"
+
+
+def masked_form(form: Form, width: int) -> Form:
+    """Return what a masked update looks like: whole numbers that anybody may add up."""
+    dtype = torch.int32 if width == 32 else torch.int64
+    most, size = 2.0 ** (width - 1), length(form, False) + length(form, True)
+    name = masked_name(part_of(form))
+    return Form({name: Like((size,), dtype, low=-most, high=most)}, {name: Total()})

@@ -1,4 +1,4 @@
-"""An update as one vector of numbers that are only added up: what may be encrypted.
+"""An update as one vector of numbers that are only added up: what a secure sum is a sum of.
 
 The server needs of each group only a sum over clients (`fedtail.forms`). Here an update becomes a
 vector such that the sum of all clients' vectors is all the server has to know: a mean is sent as
@@ -22,11 +22,8 @@ from fedtail.forms import CLASSES, ByClass, First, Form, Mean, Total
 from fedtail.protocol import Payload, Scalar
 from fedtail.totals import Key, Part, summed, weight
 
-GAIN = 1024.0
-"""What gradients are multiplied by: encryption has an absolute error, and they are small numbers.
-
-Means are multiplied by the samples, which does the same.
-"""
+REAL_BITS = 35
+"""f of a real number x that becomes rint(x·2^f): a sum of n numbers is off by n·2^-36 at most."""
 
 
 def why_no_sum(form: Form) -> str:
@@ -63,11 +60,18 @@ def part_of_task(task: Payload, form: Form) -> Part:
 
 
 class Slot(NamedTuple):
-    """A stretch of the vector: a weight, a scalar, an indicator of classes, or a tensor."""
+    """A stretch of the vector: a weight, a scalar, an indicator of classes, or a tensor.
+
+    Attributes
+    ----------
+    whole
+        Whether its numbers are whole, so that f = 0.
+    """
 
     kind: str
     name: str
     shape: tuple[int, ...]
+    whole: bool
 
     @property
     def size(self) -> int:
@@ -79,13 +83,17 @@ def slots(form: Form, parts: bool) -> Iterator[Slot]:
     """Return what stands where in the vector of what has parts, or of all the rest."""
     names = sorted(n for n, how in form.how.items() if bool(getattr(how, "within", "")) == parts)
     for by in sorted({how.by for n in names if isinstance(how := form.how[n], Mean)}):
-        yield Slot("weight", by, ())
+        number = form.scalars.get(by)
+        yield Slot("weight", by, (), number is None or number.whole)
     if not parts:
-        yield from (Slot("scalar", n, ()) for n in sorted(form.scalars) if own(form, n))
-        yield from (Slot("holders", group, (c,)) for group, c in sorted(form.rows.items()))
+        for name in sorted(form.scalars):
+            if own(form, name):
+                yield Slot("scalar", name, (), form.scalars[name].whole)
+        yield from (Slot("holders", group, (c,), True) for group, c in sorted(form.rows.items()))
     for name in names:
-        how, shape = form.how[name], form.tensors[name].shape
-        yield Slot("tensor", name, (how.classes, *shape) if isinstance(how, ByClass) else shape)
+        how, (shape, dtype, *_) = form.how[name], form.tensors[name]
+        rows = (how.classes,) if isinstance(how, ByClass) else ()
+        yield Slot("tensor", name, (*rows, *shape), not dtype.is_floating_point)
 
 
 def length(form: Form, parts: bool) -> int:
@@ -96,7 +104,7 @@ def length(form: Form, parts: bool) -> int:
 def vector(answer: Payload, form: Form, parts: bool) -> Tensor:
     """Return an update as numbers to be added up, in float64."""
     pieces = [torch.zeros(0, dtype=torch.float64)]
-    for kind, name, shape in slots(form, parts):
+    for kind, name, shape, _ in slots(form, parts):
         if kind == "weight":
             piece = torch.tensor(weight(answer.scalars, Mean(name)))
         elif kind == "scalar":
@@ -114,20 +122,12 @@ def _scaled(answer: Payload, form: Form, name: str, shape: tuple[int, ...]) -> T
     if isinstance(how, ByClass):
         index = answer.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
         tensor = torch.zeros(shape, dtype=tensor.dtype).index_add_(0, index, tensor)
-    factor = (
-        weight(answer.scalars, how) if isinstance(how, Mean) else gain(form.tensors[name].dtype)
-    )
-    return tensor.double() * factor
-
-
-def gain(dtype: torch.dtype) -> float:
-    """Return what a sum is multiplied by while it travels; counts are whole and large enough."""
-    return GAIN if dtype.is_floating_point else 1.0
+    return tensor.double() * (weight(answer.scalars, how) if isinstance(how, Mean) else 1.0)
 
 
 @dataclass
 class Opened:
-    """Sums as plain numbers: what a method is sent where they were encrypted, or get noise.
+    """Sums as plain numbers: what a method is sent where they were secret, or get noise.
 
     Attributes
     ----------
@@ -149,25 +149,23 @@ class Opened:
         by: dict[Scalar, float] = {}
         holders: dict[str, Tensor] = {}
         self.counts[part] = count
-        for (kind, name, shape), piece in zip(found, pieces, strict=True):
+        for (kind, name, shape, _), piece in zip(found, pieces, strict=True):
             if kind == "weight":
                 by[name] = float(piece[0])
             elif kind == "scalar":
                 self.scalars[name] = float(piece[0])
             elif kind == "holders":
-                holders[name] = piece.round()
+                holders[name] = piece
             elif isinstance(how := self.form.how[name], Mean):
                 self.sums[name, part] = piece.reshape(shape), by[how.by]
             elif isinstance(how, Total):
-                total = piece.reshape(shape) / gain(self.form.tensors[name].dtype)
-                self.sums[name, part] = total, 1.0
+                self.sums[name, part] = piece.reshape(shape), 1.0
             else:
                 self._rows(name, piece.reshape(shape), holders[name.partition("/")[0]])
 
     def _rows(self, name: str, table: Tensor, holders: Tensor) -> None:
         for c in torch.nonzero(holders > 0)[:, 0].tolist():
-            row = table[c] / gain(self.form.tensors[name].dtype)
-            self.sums[name, c] = row, 1.0 if summed(self.form.how[name]) else float(holders[c])
+            self.sums[name, c] = table[c], 1.0 if summed(self.form.how[name]) else float(holders[c])
 
     def value(self, key: Key) -> Tensor | None:
         """Return what a tensor comes to; nothing if nobody weighs anything."""

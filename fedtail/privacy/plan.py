@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedtail.errors import FedtailError
 from fedtail.privacy.budget import Budget, planned
-from fedtail.privacy.ckks import Adder, tenseal
 from fedtail.privacy.client_side import ClientProtection
+from fedtail.privacy.secure.desk import Desk
+from fedtail.privacy.secure.member import Member
+from fedtail.privacy.secure.round import SecureSums
 from fedtail.privacy.server_side import ServerProtection
-from fedtail.privacy.unnamed import unnamed_keys
 from fedtail.setting import Setting
+
+IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Protection:
 
 @contextmanager
 def protection(setting: Setting) -> Iterator[Protection | None]:
-    """Make what protects a run, if it asks for anything; keys of its own are gone afterwards."""
+    """Make what protects a run, if it asks for anything; its clients' keys are gone afterwards."""
     experiment = setting.experiment
     if not experiment.protected:
         yield None
@@ -46,17 +50,16 @@ def protection(setting: Setting) -> Iterator[Protection | None]:
         local = experiment.privacy.model == "local"
         client = ClientProtection(None, experiment.privacy, budget.sigma if local else 0.0)
     server = ServerProtection(None, budget, experiment.seed)
-    if not experiment.encrypt:
+    if not experiment.secure:
         yield Protection(client, server, budget)
         return
-    tenseal()  # before anything is written
-    if experiment.keys:
-        client.keys = Path(experiment.keys)
-        server.adder = Adder.open(client.keys)
-        yield Protection(client, server, budget)
-        return
-    with unnamed_keys(apart=experiment.workers not in (0, "auto")) as (secret, public):
-        client.keys, server.adder = secret, Adder.of(public)
+    server.secure = SecureSums(experiment.title, experiment.secure_threshold)
+    # Workers are processes that each do any client's tasks: what clients keep is in files, in
+    # memory where there is a place for it.
+    with TemporaryDirectory(
+        prefix="fedtail-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None
+    ) as own:
+        client.member = Member(Desk(Path(own), durable=False))
         yield Protection(client, server, budget)
 
 

@@ -1,7 +1,7 @@
 """The server's side of protection: it opens sums over clients, and nothing else of their updates.
 
-Clipped updates are added up like any others. Ciphertexts are added up here, and a client decrypts
-the sum. Noise is put into the sums before the method sees them.
+Clipped updates are added up like any others, and so are masked ones, whose sum the clients open.
+Noise is put into the sums before the method sees them.
 """
 
 from __future__ import annotations
@@ -10,46 +10,28 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from fedtail.engines.base import Dropped, Engine, Replies
-from fedtail.engines.runtime import Clock, Phase
+from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
-from fedtail.forms import ByClass, Form, Total, not_finite
+from fedtail.forms import ByClass, Form, Total
 from fedtail.privacy.budget import Budget
-from fedtail.privacy.ckks import Adder, Damaged
-from fedtail.privacy.client_side import (
-    OPEN_SUM,
-    OPENED,
-    PART,
-    PARTIES,
-    SEALED,
-    WHOLE,
-)
 from fedtail.privacy.clipping import CLIP, WITHIN, private_form, restored
-from fedtail.privacy.layout import Opened, length, part_of_task, why_no_sum
+from fedtail.privacy.layout import Opened, part_of_task, why_no_sum
 from fedtail.privacy.noise import RandomBytes, hidden, seeded_bytes
-from fedtail.protocol import ClientId, Payload, Scalar, Task, Update
+from fedtail.privacy.secure.round import SecureSums
+from fedtail.privacy.secure.terms import FEWEST, TOO_FEW, Refused
+from fedtail.protocol import Payload, Scalar, Task
 from fedtail.reduce import Reduced, union
 from fedtail.totals import Key, Part, Sums, summed
 
-FEWEST = 2
-"""A sum over one client is that client's update."""
-TOO_FEW = "a sum over fewer than two clients would show one client's update"
-
 
 class Unopened(FedtailError):
-    """A sum that nobody may see, or nobody decrypted."""
-
-
-class Ciphertexts(NamedTuple):
-    """Ciphertexts that are added up together: of one part, or (None) of all updates."""
-
-    part: Part
-    sealed: list[Tensor]
+    """A sum that nobody may see, or that could not be opened."""
 
 
 @dataclass
@@ -58,21 +40,26 @@ class ServerProtection:
 
     Attributes
     ----------
-    adder
-        The server's half of the keys; none if updates are not encrypted.
+    secure
+        The server's half of secure sums; none if updates are not masked.
     budget
         What is spent by showing noisy sums; none without differential privacy.
     seed
         Of the server's noise.
     """
 
-    adder: Adder | None = None
+    secure: SecureSums | None = None
     budget: Budget | None = None
     seed: int = 0
     releases: Counter[int] = field(default_factory=Counter)
     single: ClassVar[bool] = False
 
-    def begin(self, tasks: Sequence[Task], engine: Engine, phase: Phase) -> Sequence[Task]:
+    @property
+    def apart(self) -> bool:
+        """Whether answers come here one by one: nobody answers twice in a secure sum."""
+        return self.secure is not None
+
+    def begin(self, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Sequence[Task]:
         """Return the tasks as they are sent; refuse those whose answers cannot be protected."""
         declared = declared_for(tasks, engine)
         for form in declared.values():
@@ -82,15 +69,18 @@ class ServerProtection:
                     f"this method cannot be protected: {reason} (it would leave the client in the "
                     "clear)"
                 )
-        if phase == "after" and tasks and self.budget is not None:
+        if clock.phase == "after" and tasks and self.budget is not None:
             raise FedtailError(
                 "the method asks clients again after training, which the budget of differential "
                 "privacy does not cover"
             )
-        facts: dict[str, Scalar] = {} if self.adder is None else {PARTIES: len(tasks)}
+        facts: dict[str, Scalar] = {}
         if self.budget is not None and self.budget.privacy.quantile is not None:
             facts[CLIP] = self.budget.clip
-        return told(tasks, facts) if facts else tasks
+        tasks = told(tasks, facts) if facts else tasks
+        if self.secure is None or any(form.why for form in declared.values()):
+            return tasks
+        return self.secure.begin(tasks, engine, clock, self.budget)
 
     def end(self, replies: Replies, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Replies:
         """Return what the method may see of what came back."""
@@ -99,24 +89,25 @@ class ServerProtection:
             return replies
         if self.budget is not None:
             self.budget.note(tasks, clock.round)
-        traffic = {client: list(both) for client, both in replies.traffic.items()}
         dropped, found = list(replies.dropped), replies.found
+        traffic = {client: list(both) for client, both in replies.traffic.items()}
+        remarks: list[Dropped] = []
         sent = form if self.budget is None else private_form(form, self.budget.adaptive)
-        clients = found.clients
+        clients = list(found.clients)
         try:
-            if self.adder is None:
+            if self.secure is None:
                 opened = in_the_clear(found, sent, 1 if self.adds else FEWEST)
             else:
-                good = self.checked(found.each, sent, dropped)
-                clients = tuple(u.client for u in good)
-                opened = self.decrypted(good, sent, engine, clock, traffic)
+                opened, clients = self.secure.end(replies, sent, engine, clock)
             if self.budget is not None:
                 opened = self.noised(opened, form, tasks, clock.round)
-        except Unopened as error:
-            dropped += [Dropped(client, str(error)) for client in clients]
-            clients, opened = (), Opened(form)
+        except (Unopened, Refused) as error:
+            dropped += [] if self.secure else [Dropped(c, str(error)) for c in clients]
+            clients, opened = [], Opened(form)
+        if self.secure is not None:
+            remarks = self.secure.settle(dropped, traffic)
         dropped.sort(key=lambda d: d.client)
-        return Replies(Reduced(clients, opened), dropped, traffic)
+        return Replies(Reduced(tuple(clients), opened), dropped, traffic, remarks=remarks)
 
     def noised(self, opened: Opened, form: Form, tasks: Sequence[Task], round: int) -> Opened:
         """Return means over all who were asked; with N(0, σ²) in the sums, if the server adds it.
@@ -154,85 +145,9 @@ class ServerProtection:
             return os.urandom
         return seeded_bytes(self.seed, f"server/noise/{self.releases[round]}", round)
 
-    def checked(
-        self, updates: Sequence[Update], form: Form, dropped: list[Dropped]
-    ) -> list[Update]:
-        """Leave out ciphertexts that cannot be added."""
-        good = []
-        for update in updates:
-            try:
-                for name, sealed in update.payload.group(SEALED).items():
-                    cast(Adder, self.adder).check(sealed, length(form, name == PART))
-                good.append(update)
-            except Damaged as error:
-                dropped.append(Dropped(update.client, str(error)))
-        return good
-
-    def decrypted(
-        self,
-        updates: Sequence[Update],
-        form: Form,
-        engine: Engine,
-        clock: Clock,
-        traffic: dict[ClientId, list[int]],
-    ) -> Opened:
-        """Add up ciphertexts and have a client decrypt the sums."""
-        piles: dict[Part, Ciphertexts] = {}
-        for update in updates:
-            for name, sealed in update.payload.group(SEALED).items():
-                part = None if name == WHOLE else update.payload.scalars[PART]
-                piles.setdefault(part, Ciphertexts(part, [])).sealed.append(sealed)
-        if len(updates) < FEWEST:
-            raise Unopened(TOO_FEW)
-        # A part that only one client has a share in stays closed.
-        some = [pile for pile in piles.values() if len(pile.sealed) >= FEWEST]
-        question = self.question(some, form)
-        opened = Opened(form)
-        numbers = answered(question, sorted({u.client for u in updates}), engine, clock, traffic)
-        for pile, found in zip(some, numbers, strict=True):
-            opened.read(found, pile.part, len(pile.sealed))
-        return opened
-
-    def question(self, piles: Sequence[Ciphertexts], form: Form) -> Payload:
-        """Return the sums that a client is to decrypt."""
-        tensors: dict[str, Tensor] = {}
-        facts: dict[str, Scalar] = {}
-        for number, pile in enumerate(piles):
-            tensors[f"{SEALED}/{number}"] = cast(Adder, self.adder).add(pile.sealed)
-            facts[f"length {number}"] = length(form, pile.part is not None)
-            facts[f"count {number}"] = len(pile.sealed)
-        return Payload(tensors, facts)
-
-
-def answered(
-    question: Payload,
-    clients: Sequence[ClientId],
-    engine: Engine,
-    clock: Clock,
-    traffic: dict[ClientId, list[int]],
-) -> list[Tensor]:
-    """Return decrypted sums of the first client that can."""
-    reason = "no answer"
-    for client in clients:
-        done = engine.ask(Task(client, OPEN_SUM, question), clock)
-        both = traffic.setdefault(client, [0, 0])
-        both[0] += question.nbytes
-        reason = done.reason
-        if done.payload is None:
-            continue
-        both[1] += done.payload.nbytes
-        opened = done.payload.group(OPENED)
-        lengths = {n: int(question.scalars[f"length {n}"]) for n in question.group(SEALED)}
-        reason = not_finite(done.payload)
-        if {n: t.numel() for n, t in opened.items()} != lengths:
-            reason = "sent other numbers than it was asked for"
-        if not reason:
-            return [opened[number].double().flatten() for number in lengths]
-    raise Unopened(f"no client could decrypt the sum ({reason})")
-
 
 def in_the_clear(found: Reduced, form: Form, fewest: int) -> Opened:
-    """Return sums that were not encrypted, over so many clients at least.
+    """Return sums of updates in the clear, over so many clients at least.
 
     What gets noise may be of one client.
     """

@@ -362,7 +362,7 @@ def names_have_a_group(case: Case) -> None:
 
 @register_check(NORM)
 def asks_what_it_says(case: Case) -> None:
-    """Ask clients what `asks` says, which encryption and privacy are refused or planned by."""
+    """Ask clients what `asks` says, which secure sums and privacy are refused or planned by."""
     setting = prepare(case.experiment(per_round=len(COUNTS)))
     asks, runtime = setting.method.asks(), setting.runtime()
     _, waves = case.recorded()

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedtail.models.split_model import SplitModel
 from fedtail.training.local import normalisable
@@ -26,6 +27,15 @@ def balanced_set(labels: Tensor, per_class: int, generator: torch.Generator) -> 
     # Where a sample stands within its class: its place less the place where the class begins.
     rank = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y]
     return order[(rank < per_class) & (counts[y] >= per_class)]
+
+
+def features_stay(model: SplitModel) -> bool:
+    """Whether nothing before the classifier moves in training, nor is drawn."""
+    heads = [model.classifier, *model.extra_heads.values()]
+    own = {id(parameter) for head in heads for parameter in head.parameters()}
+    drawn = any(isinstance(layer, _DropoutNd) and layer.p for layer in model.modules())
+    trained = all(id(parameter) in own for parameter in model.trainable().values())
+    return trained and not drawn and not model.batch_norms()
 
 
 def constant_features(model: SplitModel, x: Tensor, statistics: NormStatistics) -> Tensor:

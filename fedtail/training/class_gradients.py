@@ -115,15 +115,13 @@ def batch_gradients(
     with torch.no_grad():
         for x, y in batches:
             h = model.features(x)
-            p = torch.softmax(linear(h), dim=1)
-            # p − e_y of each sample, in the place of p: (batch, classes) is all that is held.
-            residual = p.scatter_add_(1, y[:, None], -torch.ones_like(y[:, None], dtype=p.dtype))
+            of_logits = softmax_residual(linear, h, y)
             # Σ (p − e_y) hᵀ over the samples of one class is one product of matrices; a gradient
             # for each sample would take batch times the head. Classes that stand apart are right
             # too, in more and smaller products: a row is added to, never set.
             runs, lengths = torch.unique_consecutive(y.cpu(), return_counts=True)
             rows = torch.searchsorted(classes, runs)
-            parts = torch.split(residual, lengths.tolist()), torch.split(h, lengths.tolist())
+            parts = torch.split(of_logits, lengths.tolist()), torch.split(h, lengths.tolist())
             for row, r, of in zip(rows.tolist(), *parts, strict=True):
                 weight[row].addmm_(r.T, of)
                 bias[row] += r.sum(dim=0)
@@ -134,6 +132,20 @@ def batch_gradients(
     weight.div_(counts[:, None, None])
     bias.div_(counts[:, None])
     return classes, weight.cpu(), None if linear.bias is None else bias.cpu()
+
+
+@torch.no_grad()
+def head_gradient(head: nn.Linear, h: Tensor, y: Tensor, scale: float) -> dict[str, Tensor]:
+    """Return the gradient of `scale` times the mean cross-entropy of features, by name."""
+    r = softmax_residual(head, h, y).mul_(scale / len(y))
+    found = {"weight": r.T @ h}
+    return found if head.bias is None else {**found, "bias": r.sum(dim=0)}
+
+
+def softmax_residual(head: nn.Linear, h: Tensor, y: Tensor) -> Tensor:
+    """Return p − e_y of each sample, (batch, classes)."""
+    p = torch.softmax(head(h), dim=1)
+    return p.scatter_add_(1, y[:, None], -torch.ones_like(y[:, None], dtype=p.dtype))
 
 
 def grad_group(gradients: ClassGradients, group: str = "grad") -> dict[str, Tensor]:

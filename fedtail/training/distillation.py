@@ -55,6 +55,7 @@ def distil(
     temperature: float = 1.0,
     cosine: bool = False,
     after_step: Callable[[int], bool] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> None:
     """Train the server's resident model, from what it holds, to predict `target` on `x`.
 
@@ -72,6 +73,8 @@ def distil(
         Whether the rate falls to zero along half a cosine, over the steps of `training`.
     after_step
         Is told how many steps are done, and says whether to stop.
+    loss
+        Another loss, of the logits of a batch and which samples it has.
     """
     model = server.model
     norms = model.batch_norms()
@@ -88,8 +91,9 @@ def distil(
             at = index.to(x.device)
             optimizer.zero_grad(set_to_none=True)
             with normalisable(norms, len(at)):
-                loss = divergence(model(x[at]), target[at], temperature)
-            torch.autograd.backward(loss)
+                z = model(x[at])
+            found = divergence(z, target[at], temperature) if loss is None else loss(z, at)
+            torch.autograd.backward(found)
             optimizer.step()
             if after_step is not None and after_step(step + 1):
                 break

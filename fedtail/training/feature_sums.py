@@ -4,7 +4,7 @@ A first exchange adds up class counts, C whole numbers a client. The second send
 these counts n_c, and every client answers with its parts of means: Σ h / n_c of each class,
 Σ h² / N of each feature, and Σ p_y h hᵀ, where the weight p_c of a class's samples is 1 / N, or
 1 / (L n_c) if all L classes that somebody holds are to count the same. Parts of means are as large
-as features, whatever number of samples there is, which is what encryption has room for.
+as features, whatever number of samples there is, which is what secure sums have room for.
 
 The symmetric h hᵀ travels as its upper triangle, d (d + 1) / 2 numbers. Where these are too many,
 the product with a random matrix Ω of r columns is sent in their place. It is linear in h hᵀ, so it

@@ -1,7 +1,7 @@
 """Where the class prior π comes from that a prior-based loss uses.
 
 Local: each client's own counts, nothing is sent. Global: every client reports its counts once, in
-the preliminary exchange, which reveals them to the server (or only their sum, under encryption).
+the preliminary exchange, which reveals them to the server (or only their sum, if sums are secure).
 """
 
 from __future__ import annotations

@@ -85,6 +85,8 @@ class Rebalancing:
         g_c^k of its classes at the round's starting point, as they are sent.
     x, y
         The balanced set; y is empty if no class has T samples.
+    h
+        Its features, where they are the same at every step.
     held
         |L_bal|, the number of classes in it.
     missing
@@ -100,6 +102,7 @@ class Rebalancing:
     gradients: Tensors
     x: Tensor
     y: Tensor
+    h: Tensor | None
     held: int
     missing: dict[str, Tensor]
     strength: float

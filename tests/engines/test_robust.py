@@ -172,7 +172,7 @@ def test_none_is_the_plain_mean() -> None:
 
 def test_what_nobody_may_see_has_no_middle() -> None:
     with pytest.raises(FedtailError, match="robust = 'median' looks at every client's update"):
-        tiny.experiment(encrypt=True, robust="median")
+        tiny.experiment(secure=True, robust="median")
 
 
 def test_too_much_for_memory_is_said_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

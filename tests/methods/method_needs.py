@@ -22,6 +22,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "crt-cb": {"first_stage": 0.6},
     "crt-ib": {"first_stage": 0.6},
     "fedbe": {"models": 2, "distil_epochs": 3, "distil_batch": 2, "swa_every": 2},
+    "fedic": {"tune_steps": 2, "calibrate_steps": 2, "distil_steps": 3, "distil_batch": 4},
     "feddf": {"distil_steps": 4, "distil_batch": 4},
 }
 REFUSES: Mapping[str, Mapping[str, str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from summing import far
 
 from fedtail import Arrays, ClosedForm, Dirichlet, Experiment, FedtailError, run
-from fedtail.privacy.ckks import make_keys
 from fedtail.setting import prepare
 from fedtail.testing.executors import Spoiler, lost, run_with
 
@@ -104,12 +102,8 @@ def test_the_body_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_encrypted_sums_give_the_same(head: str, tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    plain, found = (
-        run(experiment(head, encrypt=encrypt, keys=keys))
-        for encrypt, keys in ((False, ""), (True, str(tmp_path / "keys")))
-    )
+def test_secure_sums_give_the_same(head: str) -> None:
+    plain, found = (run(experiment(head, secure=secure)) for secure in (False, True))
     assert not any(record["dropped"] for record in found.history)
     assert far(found, plain) < 1e-5
 

@@ -536,5 +536,6 @@ def test_one_expert_alone_says_what_it_says_among_others() -> None:
     model, x = norm_experts().eval(), torch.tensor([[1.0], [-2.0]])
     alone, among = model.output_of(1, x), model.output(x)
     assert among.experts is not None
-    assert torch.equal(alone.logits, among.experts[1])
+    # Products round by how their factors lie in memory.
+    assert torch.allclose(alone.logits, among.experts[1], rtol=1e-6)
     assert torch.equal(alone.features, among.features[:, 4:8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,15 @@ from torch.nn import functional
 
 from fedtail import Augment, Experiment, FedAvg, FedtailError, Method, run
 from fedtail.engines import members
+from fedtail.engines.block_size import block_size
 from fedtail.engines.members import Members
+from fedtail.engines.runtime import Runtime
 from fedtail.engines.together import can_train_together
 from fedtail.engines.trained import Spanned, Trained
 from fedtail.folder import RunFolder
 from fedtail.forms import Form
 from fedtail.methods.fedavg import LocalRun
+from fedtail.models import SplitModel
 from fedtail.protocol import Tensors
 from fedtail.testing.federation import BARE, DROPOUT, NORM, PLAIN, UNBIASED
 from fedtail.totals import Sums
@@ -30,7 +34,7 @@ from fedtail.training import ClassBalanced
 CLIENTS = 6  # of the tiny federation, of 0 to 12 samples
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 TOGETHER = [n for n in NAMES if can_train_together(Method.registry[n])]
-AMPLIFIES = {"feddf": {"distil_steps": 0}}
+AMPLIFIES = {"feddf": {"distil_steps": 0}, "fedic": {"distil_steps": 0}}
 """Adam takes a step of the same size along a gradient that is nothing but rounding."""
 TOLERANCE = 1e-6  # over the whole run; float32 sums of other lengths round differently
 
@@ -211,6 +215,29 @@ def test_a_number_that_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, logger="fedtail"):
         run(tiny.experiment(model=tiny.dropout_model, together=4))
     assert "together = 4 is not possible, and clients train one by one: the network" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "linear", "found"),
+    [
+        ([6] * 6, False, 50),  # all six have a batch at the same time
+        ([15, 6, 6, 6, 6, 6], False, 0),  # 6 · 7.5 / 15 = 3 have, on average
+        ([15, 6, 6, 6, 6, 6], True, 50),  # which is good enough for products of matrices
+    ],
+)
+def test_clients_of_unequal_size_are_not_worth_it(
+    sizes: list[int], linear: bool, found: int
+) -> None:
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    parts = [range(a, b) for a, b in pairwise(ends)]
+    data = tiny.federation(
+        [[1.0]] * ends[-1], [0, 1] * (ends[-1] // 2) + [0] * (ends[-1] % 2), parts
+    )
+    layers = [nn.Linear(1, 2)] if linear else [nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2)]
+    model = SplitModel(nn.Sequential(*layers))
+    method: FedAvg[Any] = FedAvg(local=tiny.quick())
+    runtime = Runtime(data, method, model, model, 0, torch.device("cpu"), None)
+    assert block_size("auto", runtime, len(sizes)) == (found, [])
 
 
 @pytest.mark.parametrize("value", [-1, "some", True, 2.5])

@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from fedtail.forms import COUNT, SAMPLES, ByClass, First, Form, Like, Mean, Number, Total
-from fedtail.privacy.layout import (
-    GAIN,
-    Opened,
-    length,
-    part_of,
-    slots,
-    vector,
-    why_no_sum,
-)
+from fedtail.privacy.layout import Opened, length, part_of, slots, vector, why_no_sum
 from fedtail.protocol import Payload, Update
 from fedtail.reduce import Reduced, reduced
 from fedtail.totals import Part
@@ -95,10 +87,11 @@ def test_which_classes_a_client_holds_changes_no_length() -> None:
 
 
 def test_what_stands_where() -> None:
-    # Gradients travel larger than they are: samples, holders (0, 1, 0), rows of classes 0, 1, 2.
-    expected = [100, 0, 1, 0, 0, 0, GAIN, GAIN / 2, 0, 0]
+    # Samples, holders (0, 1, 0), rows of classes 0, 1, 2.
+    expected = [100, 0, 1, 0, 0, 0, 1.0, 0.5, 0, 0]
     assert vector(rows([1], [1.0, 0.5]), ROWS, False).tolist() == expected
-    assert [slot.kind for slot in slots(ROWS, False)] == ["scalar", "holders", "tensor"]
+    found = [(slot.kind, slot.whole) for slot in slots(ROWS, False)]
+    assert found == [("scalar", True), ("holders", True), ("tensor", False)]
 
 
 PARTS = (

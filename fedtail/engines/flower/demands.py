@@ -2,21 +2,29 @@
 
 A node of somebody else need not believe that a run is private: its own ``--node-config`` says what
 it answers at all. ``require-privacy=true`` lets nothing out that is not clipped, ``max-clip`` and
-``min-noise`` (σ / S, added here) say how short and how noisy it has to be.
+``min-noise`` (σ / S, added here) say how short and how noisy it has to be. ``require-secure=true``
+lets nothing out that is not masked in a secure sum, and ``secure-key`` with ``secure-pins`` says
+who may be in it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedtail.engines.flower.scrubbing import PublicError
+from fedtail.engines.flower.store import Files, Store
 from fedtail.engines.runtime import Clock, Runtime
 from fedtail.privacy.client_side import ClientProtection
 from fedtail.privacy.clipping import CLIP
 from fedtail.privacy.config import Privacy
+from fedtail.privacy.secure.crypto import signing_public
+from fedtail.privacy.secure.desk import Desk
+from fedtail.privacy.secure.member import Identity, Member
 from fedtail.protocol import Task
 
 TERMS = "protection"
@@ -25,18 +33,57 @@ TERMS = "protection"
 
 def terms_told(side: ClientProtection | None) -> dict[str, Any]:
     """Return what nodes are told of the clients' side of a protection."""
-    if side is None or side.privacy is None:
+    if side is None:
         return {}
-    return {TERMS: {"privacy": side.privacy.model_dump(mode="json"), "sigma": side.sigma}}
+    told: dict[str, Any] = {} if side.member is None else {"secure": True}
+    if side.privacy is not None:
+        told |= {"privacy": side.privacy.model_dump(mode="json"), "sigma": side.sigma}
+    return {TERMS: told}
 
 
-def side_told(notes: Mapping[str, Any]) -> ClientProtection | None:
-    """Return the clients' side that a message asks for."""
+def side_told(notes: Mapping[str, Any], member: Callable[[], Member]) -> ClientProtection | None:
+    """Return the clients' side that a message asks for.
+
+    Parameters
+    ----------
+    notes
+        Of the message.
+    member
+        Makes the node's half of secure sums, if there are any.
+    """
     told = notes.get(TERMS)
     if told is None:
         return None
-    privacy = Privacy.model_validate(told["privacy"])
-    return ClientProtection(privacy=privacy, sigma=float(told["sigma"]))
+    privacy = Privacy.model_validate(told["privacy"]) if "privacy" in told else None
+    half = member() if told.get("secure") else None
+    return ClientProtection(half, privacy, float(told.get("sigma", 0.0)))
+
+
+def node_member(config: Mapping[str, Any], store: Store) -> Member:
+    """Return a node's half of secure sums: where it keeps its secrets, and whom it trusts."""
+    if not isinstance(store, Files):
+        raise PublicError(
+            "takes part in secure sums only with a state-dir in its --node-config, where it marks "
+            "what it has answered"
+        )
+    return Member(Desk(store.folder / "secure"), node_identity(config))
+
+
+def node_identity(config: Mapping[str, Any]) -> Identity | None:
+    """Return who a node is to the others, if its configuration says so."""
+    key, pins = config.get("secure-key"), config.get("secure-pins")
+    if not key and not pins:
+        return None
+    if not key or not pins:
+        raise PublicError("has one of secure-key and secure-pins in its --node-config, not both")
+    try:
+        private = bytes.fromhex(Path(str(key)).expanduser().read_text("utf-8"))
+        named = tomllib.loads(Path(str(pins)).expanduser().read_text("utf-8"))
+        pinned = {int(client): bytes.fromhex(public) for client, public in named.items()}
+        signing_public(private)
+    except (OSError, ValueError, TypeError):
+        raise PublicError("cannot read its secure-key or secure-pins") from None
+    return Identity(private, pinned)
 
 
 @dataclass(frozen=True)
@@ -47,6 +94,8 @@ class Demands:
     ----------
     private
         Nothing leaves that is not clipped by its own process.
+    secure
+        Nothing leaves that is not masked in a secure sum.
     max_clip
         S at most.
     min_noise
@@ -54,17 +103,19 @@ class Demands:
     """
 
     private: bool = False
+    secure: bool = False
     max_clip: float = math.inf
     min_noise: float = 0.0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Demands:
         """Return what a node's configuration demands."""
-        asked = config.get("require-privacy", False)
-        if not isinstance(asked, bool):
-            raise PublicError(
-                "has a require-privacy in its --node-config that is not true or false"
-            )
+        asked = [config.get(f"require-{what}", False) for what in ("privacy", "secure")]
+        for what, value in zip(("privacy", "secure"), asked, strict=True):
+            if not isinstance(value, bool):
+                raise PublicError(
+                    f"has a require-{what} in its --node-config that is not true or false"
+                )
         bounds = {}
         for name in ("max-clip", "min-noise"):
             given = config.get(name)
@@ -73,13 +124,23 @@ class Demands:
             if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
                 raise PublicError(f"has a {name} in its --node-config that is no number above 0")
             bounds[name.replace("-", "_")] = float(given)
-        return cls(asked or bool(bounds), **bounds)
+        return cls(asked[0] or bool(bounds), asked[1], **bounds)
 
     def check(self, place: Runtime, task: Task, clock: Clock) -> None:
         """Refuse a task whose answer would leave in another way than is demanded."""
+        side = place.client_side
+        masked = isinstance(side, ClientProtection) and side.member is not None
+        if self.secure and not masked:
+            raise PublicError("answers secure sums only (require-secure), and this is none")
+        if side is not None and task.action in side.actions:
+            return
+        if self.secure and (clock.phase == "test" or place.declared(task).why):
+            raise PublicError(
+                f"lets nothing out that is not masked (require-secure), as the answer to "
+                f"'{task.action}' would not be"
+            )
         if not self.private:
             return
-        side = place.client_side
         if not isinstance(side, ClientProtection) or side.privacy is None:
             raise PublicError("answers private runs only (require-privacy), and this is none")
         if side.privacy.simulated and self.min_noise:

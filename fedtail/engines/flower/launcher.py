@@ -207,11 +207,7 @@ def check_installed(engine: str) -> None:
 
 
 def check_described(experiment: Experiment) -> None:
-    """Refuse what another process cannot make from a description, or what is not carried."""
-    if experiment.encrypt:
-        raise FedtailError(
-            "updates that are encrypted are not carried over Flower yet: leave out --engine"
-        )
+    """Refuse what another process cannot make from a description."""
     for part in made_in_python(experiment.describe()):
         raise FedtailError(
             f"the {part} of this experiment was made in Python, and other processes cannot "

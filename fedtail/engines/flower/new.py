@@ -23,7 +23,11 @@ TEMPLATE_FILES = {
 
 
 def new_app(
-    folder: Path, method: str = "creff", publisher: str = "me", epsilon: float = math.inf
+    folder: Path,
+    method: str = "creff",
+    publisher: str = "me",
+    epsilon: float = math.inf,
+    secure: bool = False,
 ) -> list[Path]:
     """Write the app and return its files.
 
@@ -37,6 +41,8 @@ def new_app(
         Whom Flower calls the app's publisher.
     epsilon
         The budget of differential privacy; infinite is none.
+    secure
+        Whether the server learns sums only.
     """
     Privacy(epsilon=epsilon)  # refuses what is none
     app = folder.resolve().name.lower().replace("_", "-")
@@ -54,6 +60,7 @@ def new_app(
         "method": Method.registry[method].name,
         "publisher": publisher,
         "epsilon": repr(float(epsilon)),
+        "secure": str(secure).lower(),
     }
     make_folder(folder / package)
     written = [folder / package / "__init__.py"]

@@ -83,8 +83,8 @@ def serve(
     ``clients``, ``rounds`` and ``out``, and may say ``per-round``, ``min-clients``, ``seed``,
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
     there) and ``resume``; and ``validation`` (the share that every client holds out of training),
-    ``keep``, ``score``, ``patience`` and ``train``, and the fields of ``privacy``
-    (``privacy.epsilon``, ...), as in an experiment.
+    ``keep``, ``score``, ``patience``, ``train``, ``secure`` and ``secure-threshold``, and the
+    fields of ``privacy`` (``privacy.epsilon``, ...), as in an experiment.
 
     Parameters
     ----------
@@ -171,8 +171,9 @@ def remote(
         raise FedtailError(f"{len(class_counts)} class counts for {len(classes)} classes")
     held = checked_samples(test[0], test[1], len(classes), "the test set")
     named = {"per_round": "per-round", "min_clients": "min-clients"}
+    named |= {"secure_threshold": "secure-threshold"}
     fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
-    fields += ["validation", "keep", "score", "patience", "train"]
+    fields += ["validation", "keep", "score", "patience", "train", "secure", "secure_threshold"]
     given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
     privacy = {n.removeprefix("privacy."): v for n, v in config.items() if n.startswith("privacy.")}
     shape = list(held.x.shape)

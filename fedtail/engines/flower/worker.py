@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message
 
 from fedtail.engines.flower.bridge import from_content, to_content
-from fedtail.engines.flower.demands import Demands, side_told
+from fedtail.engines.flower.demands import Demands, node_member, side_told
 from fedtail.engines.flower.records import Content, sealed, unsealed
 from fedtail.engines.flower.scrubbing import PublicError, complain, reply, scrubbed
 from fedtail.engines.flower.store import StateLost, Store, open_store
@@ -65,13 +65,14 @@ def answer_content(
     payloads, notes = from_content(content)
     demands = Demands.of(context.node_config)
     if notes["kind"] == "hello":
-        secret = samples is None or demands.private or notes.get("private")
+        secret = demands.private or demands.secure or notes.get("private")
         told = {} if samples is None or secret else {"samples": samples()}
         return to_content([], {**introduction(context), **told})
     # A run that cannot be resumed has no name of its own, and takes Flower's number.
     name = str(notes["run"] or context.run_id)
     kept = open_store(context, name) if store is None else store
-    place = replace(runtime(notes), client_side=side_told(notes))
+    side = side_told(notes, lambda: node_member(context.node_config, kept))
+    place = replace(runtime(notes), client_side=side)
     tasks = MessageTasks(place, kept, payloads, demands)
     with numerics(notes["threads"]):
         frames = Frames.read(notes["frames"]) if "frames" in notes else None
@@ -139,7 +140,9 @@ class MessageTasks:
                 if reason:
                     return None, {"reason": reason, "refused": True}
             # An empty state is kept only where it replaces one: the client has forgotten it.
-            version = job["version"] if state or since else 0
+            side = self.runtime.client_side
+            aside = side is not None and task.action in side.actions
+            version = job["version"] if (state or since) and not aside else 0
             if version:
                 self.store.save(client, version, state, job["keep"])
         except StateLost as error:

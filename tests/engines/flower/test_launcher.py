@@ -160,12 +160,6 @@ def test_what_exists_only_in_python_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_protection_that_would_be_lost_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedtailError, match="updates that are encrypted are not carried"):
-        Launch().run(Experiment(encrypt=True), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FedtailError, match=r"needs 'flwr'.*pip install '\.\[flower\]'"):

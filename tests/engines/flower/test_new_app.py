@@ -24,7 +24,7 @@ from fedtail.engines.flower.superlink import FlowerProcesses
 @pytest.mark.parametrize("private", [False, True])
 def test_the_app_runs(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--method", "fedavg", *(["--epsilon", "8"] if private else [])]
+    words = ["--method", "fedavg", *(["--epsilon", "8", "--secure"] if private else [])]
     assert fedtail("flower", "new", "my-first-app", *words).code == 0
     folder = tmp_path / "my-first-app"
     config: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())
@@ -33,7 +33,8 @@ def test_the_app_runs(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(folder))
     client_app = import_module("my_first_app.client_app")
     server_app = import_module("my_first_app.server_app")
-    grid = LocalGrid(client_app.app, 3, **{"num-partitions": 3})
+    more = {"num-partitions": 3, "state-dir": str(tmp_path / "states")}
+    grid = LocalGrid(client_app.app, 3, **more)
     flat = flatten_dict(config["tool"]["flwr"]["app"]["config"])  # as Flower gives it
     numbers: dict[str, Any] = {**flat, "rounds": 2, "threads": 1}
     server_app.main(grid, Context(1, 0, {}, RecordDict(), numbers))

@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "redgrape": {"per_class": 2},
     "fedbe": {"models": 2, "distil_epochs": 3, "distil_batch": 2, "swa_every": 2},
     "feddf": {"distil_steps": 4, "distil_batch": 4},
+    "fedic": {"tune_steps": 2, "calibrate_steps": 2, "distil_steps": 3, "distil_batch": 4},
 }
 """Fields that make a method quick."""
 

@@ -1,0 +1,128 @@
+"""What each part of SLAC gives: arms with parts on and off, on cells of the comparison.
+
+Every arm has the cell's own rate and 30 rounds. The score is the balanced accuracy on what clients
+hold out, in percent; test sets are not read. Started again it goes on: one line of the result file
+an arm, cell and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.figures.common import Plain, experiment, read_protocol
+from benchmarks.results_file import RESULTS, save
+from fedtail import run
+
+PROTOCOLS = Path(__file__).parent / "protocols"
+CELLS = ("f_cifar10_if100_dir0.1", "f_cifar10_if100_dir0.5", "f_cifar100_if100_dir0.1", "r_hapt")
+ROUNDS = 30
+ADJUSTED = {"name": "balanced_softmax"}
+PLAIN = {"name": "cross_entropy"}
+LOCAL = {"name": "local"}
+SMOOTHED = {"name": "smoothed", "samples": 1}
+CLOSED = {"name": "closed-form"}
+BALANCED = {"name": "class_balanced"}
+
+
+def slac(**parts: Any) -> dict[str, Any]:
+    """Return the method with only these parts on."""
+    off = {"loss": PLAIN, "prior": LOCAL, "rows": "samples", "average": 0}
+    return {"name": "slac", **off, "finish": {"name": "none"}, **parts}
+
+
+ARMS: dict[str, Plain] = {
+    "FedAvg": slac(),
+    "balanced batches": slac(sampler=BALANCED),
+    "A0: adjusted, local prior (BSM)": slac(loss=ADJUSTED),
+    "A1: one sample a class more": slac(loss=ADJUSTED, prior=SMOOTHED),
+    "Ag: one sample a class more, by global shares": slac(
+        loss=ADJUSTED, prior={**SMOOTHED, "towards": "global"}
+    ),
+    "A∞: global prior": slac(loss=ADJUSTED, prior={"name": "global"}),
+    "C: class-wise rows": slac(rows="classes"),
+    "C + balanced batches": slac(rows="classes", sampler=BALANCED),
+    "A0 + C": slac(loss=ADJUSTED, rows="classes"),
+    "A1 + C": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes"),
+    "A1 + C + balanced batches": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED
+    ),
+    "A1 + C + D: last fifth averaged": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2
+    ),
+    "E: closed form, blended": slac(finish=CLOSED),
+    "A1 + C + E": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes", finish=CLOSED),
+    "A1 + C + D + E": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2, finish=CLOSED
+    ),
+}
+"""From FedAvg to all parts; the letters are those of the method's page."""
+
+
+def measured(cell: str, arm: Plain, seed: int, rounds: int) -> dict[str, Any]:
+    """Return the scores of one run: of the last round, and the mean of the last ten rounds."""
+    protocol = read_protocol(PROTOCOLS / f"{cell}.toml", rounds=rounds)
+    protocol = {**protocol, "eval_every": 5, "keep": "last", "patience": 0}
+    history = run(experiment(protocol, seed, arm)).history
+    seen = [r["validation"] for r in history[-10:] if r.get("validation")]
+    sent = sum(record["bytes_up"] + record["bytes_down"] for record in history)
+    return {
+        "last": round(100 * seen[-1]["balanced_accuracy"], 3),
+        "mean": round(100 * fmean(v["balanced_accuracy"] for v in seen), 3),
+        "few": None if seen[-1]["few"] is None else round(100 * seen[-1]["few"], 3),
+        "megabytes": round(sent / 1e6, 2),
+        "blend": history[-1]["method"].get("closed_form_share"),
+    }
+
+
+def table(numbers: Mapping[str, Any]) -> str:
+    """Return the mean over seeds of every arm and cell, as the method's page has it."""
+    cells = [cell for cell in CELLS if any(key.startswith(f"{cell}/") for key in numbers)]
+    lines = ["| | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
+    for arm in ARMS:
+        found = [
+            [v for key, v in numbers.items() if key.startswith(f"{cell}/{arm}/")] for cell in cells
+        ]
+        if any(found):
+            lines.append(f"| {arm} | " + " | ".join(map(shown, found)) + " |")
+    return "\n".join(lines)
+
+
+def shown(runs: Sequence[Plain]) -> str:
+    """Return mean over the last ten rounds, and of the few-shot classes, of some seeds."""
+    if not runs:
+        return ""
+    few = [r["few"] for r in runs if r["few"] is not None]
+    return f"{fmean(r['mean'] for r in runs):.1f}" + (f" / {fmean(few):.1f}" if few else "")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Do what is left, and save after every run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cell", nargs="*", choices=[*CELLS, []], help="by default all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="default: 0 1")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of a run")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS, metavar="ARM")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
+    parser.add_argument("--table", action="store_true", help="print what was measured, no runs")
+    chosen = parser.parse_args(words)
+    path = chosen.out / "slac.json"
+    numbers = json.loads(path.read_text())["numbers"] if path.exists() else {}
+    if chosen.table:
+        print(table(numbers))
+        return
+    for cell in chosen.cell or CELLS:
+        for seed in chosen.seeds:
+            for arm in chosen.arms:
+                key = f"{cell}/{arm}/{seed}"
+                if key not in numbers:
+                    numbers[key] = measured(cell, ARMS[arm], seed, chosen.rounds)
+                    save("slac", numbers, chosen.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""SLAC: smoothed-prior logit adjustment, class-wise aggregation, closed-form head.
+
+A method of this library's own, made of parts that each pay by themselves:
+
+- clients minimise the balanced softmax of their own class counts and a few samples more of every
+  class (`SmoothedPrior`): under label skew p(x|y) is shared, so that all of them look for the same
+  logits;
+- the row of a class in the classifier is averaged over the clients by how many samples of the class
+  they hold, and not by all their samples: who has never seen a class has no say in it;
+- the models of the last rounds are averaged;
+- at the end a class-balanced head is computed from sums of features, and mixed with the trained one
+  as does best on what clients hold out (`ClosedFormFinish`).
+
+The first is after Menon et al., "Long-tail Learning via Logit Adjustment", ICLR 2021, the third
+after Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization", UAI
+2018.
+
+Whatever clients send is added up and never looked at singly. With all parts switched off this is
+FedAvg, bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtail.errors import FedtailError
+from fedtail.finish import ClosedFormFinish, Finish
+from fedtail.forms import Form, Like
+from fedtail.losses import BalancedSoftmax, LocalLoss, LossContext
+from fedtail.methods.base import Asks, Method
+from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.models.heads import class_axis
+from fedtail.models.split_model import SplitModel
+from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
+from fedtail.reduce import Reduced
+from fedtail.training import ClassPrior, SmoothedPrior
+from fedtail.training.classifier import prefix
+
+HELD = "held"
+"""Beside the rows: the share of each class in a client's samples."""
+
+
+@dataclass(frozen=True)
+class SLACState(ModelState):
+    """What the server keeps.
+
+    Attributes
+    ----------
+    average
+        The mean of the models of the last rounds; empty before them.
+    averaged
+        How many it is of.
+    """
+
+    average: dict[str, Tensor] = field(default_factory=dict)
+    averaged: int = 0
+
+
+@Method.register("slac")
+class SLAC(FedAvg[SLACState]):
+    """Adjusted logits, class-wise rows, averaged last rounds and a head in closed form."""
+
+    family: ClassVar[str] = "our own"
+    paper: ClassVar[str] = "none: a combination of known parts, measured here"
+    needs: ClassVar[tuple[str, ...]] = (
+        "a linear classifier",
+        "class counts and feature sums, over all clients",
+    )
+    traffic: ClassVar[str] = (
+        "the share of each class up; once, at the end, what `closed-form` sends in place of rounds"
+    )
+
+    loss: LocalLoss = Field(
+        BalancedSoftmax(), description="the loss that clients minimise; with tau=0 cross-entropy"
+    )
+    prior: ClassPrior = Field(
+        SmoothedPrior(), description="the class prior of the loss; local is that of BSM"
+    )
+    rows: Literal["classes", "samples"] = Field(
+        "classes",
+        description="how clients weigh in a class's row of the classifier: by their samples of the "
+        "class, or by all of them, as in FedAvg",
+    )
+    average: float = Field(
+        0.1, ge=0, le=1, description="share of the rounds, the last ones, whose models are averaged"
+    )
+    finish: Finish = Field(
+        ClosedFormFinish(),
+        description="the last step, where the experiment names none; none ships what was trained",
+    )
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Return the model as it is; one without a row for each class is refused."""
+        if self.rows == "classes":
+            for name, tensor in classifier_rows(base).items():
+                if tensor.shape[axis_of(base, tensor)] != base.classifier.out_features:
+                    raise FedtailError(
+                        f"slac averages the classifier class by class, and '{name}' has no row for "
+                        "each class: take method.rows=samples"
+                    )
+        return base
+
+    def last_step(self) -> Finish:
+        """Return what is done to the model before it is shipped."""
+        return self.finish
+
+    def asks(self) -> Asks:
+        """Ask what FedAvg asks, and after training what the last step asks."""
+        return super().asks()._replace(after=self.finish.asks)
+
+    # Server half
+
+    def new_state(self, tensors: dict[str, Tensor]) -> SLACState:
+        """Return the state before the first round."""
+        return SLACState(tensors)
+
+    def round(self, s: SLACState, server: Server) -> Exchange[SLACState]:
+        """One exchange, and another model in the average if it is one of the last rounds."""
+        s = yield from super().round(s, server)
+        first = server.rounds - int(self.average * server.rounds + 1e-9)
+        if server.round <= first:  # also where a run goes on after what was its end
+            return replace(s, average={}, averaged=0)
+        mean = running_mean(s.average, s.model, s.averaged)
+        return replace(s, average=mean, averaged=s.averaged + 1)
+
+    def aggregate(self, s: SLACState, found: Reduced, server: Server) -> SLACState:
+        """Average by samples; rows of the classifier by samples of their class."""
+        if self.rows == "samples":
+            return super().aggregate(s, found, server)
+        rows = found["rows"]
+        if not rows:
+            return s
+        held, mean = rows.pop(HELD), dict(found["model"])
+        for name, change in rows.items():
+            # Σ_k n_c^k Δ_c^k / Σ_k n_c^k: both sums come divided by Σ_k n_k.
+            share = along(held, change, axis_of(server.model, change))
+            step = torch.where(share > 0, change / share, 0.0)
+            mean[name] = s.model[name] + step
+        return self.server_step(s, mean, server)
+
+    def eval_model(self, s: SLACState) -> Tensors:
+        """Return the average of the last rounds' models, or the newest before them."""
+        return s.average if s.averaged else s.model
+
+    # Client half
+
+    def train_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the model, with the classifier's change apart, class by class."""
+        form = super().train_form(task, model, classes)
+        if self.rows == "samples":
+            return form
+        rows = classifier_rows(model)
+        own = {f"model/{name}" for name in rows}
+        kept = [name for name in form.tensors if name not in own]
+        form = replace(
+            form,
+            tensors={name: form.tensors[name] for name in kept},
+            how={name: form.how[name] for name in kept},
+        )
+        looks = {name: Like(tuple(t.shape), t.dtype) for name, t in rows.items()}
+        return form.group("rows", {**looks, HELD: Like((classes,), low=0, high=1)})
+
+    def at_start(self, payload: Payload, client: Client, context: LossContext) -> Tensors:
+        """Keep the classifier that was received."""
+        if self.rows == "samples":
+            return {}
+        return {name: t.detach().clone() for name, t in classifier_rows(client.model).items()}
+
+    def sent(self, payload: Payload, model: SplitModel, names: Any) -> dict[str, str]:
+        """Send all but the classifier as it is."""
+        apart = classifier_rows(model) if self.rows == "classes" else {}
+        return {f"model/{name}": name for name in names if name not in apart}
+
+    def extras(self, client: Client, steps: int, tensors: Tensors, aux: Tensors) -> Payload:
+        """Send n_c / n (v_c − v_c,received) of each row, and n_c / n: their means give the rows."""
+        sent = super().extras(client, steps, tensors, aux)
+        if self.rows == "samples":
+            return sent
+        held = client.counts.float() / max(len(client.data), 1)
+        rows = {HELD: held}
+        for name, start in aux.items():
+            change = tensors[name] - start.cpu()
+            rows[name] = change * along(held, change, axis_of(client.model, change))
+        return replace(sent, tensors={**sent.tensors, **grouped("rows", rows)})
+
+
+def classifier_rows(model: SplitModel) -> dict[str, Tensor]:
+    """Return the trained tensors of the classifier, by their names in the model."""
+    start = prefix(model)
+    named = model.classifier.named_parameters()
+    return {start + name: t for name, t in named if t.requires_grad}
+
+
+def axis_of(model: SplitModel, tensor: Tensor) -> int:
+    """Return which dimension of a classifier's tensor is that of classes."""
+    return class_axis(model.classifier) if tensor.ndim == 2 else 0
+
+
+def along(numbers: Tensor, tensor: Tensor, axis: int) -> Tensor:
+    """Return one number a class in a shape that goes with a tensor."""
+    shape = [1] * tensor.ndim
+    shape[axis] = -1
+    return numbers.view(shape)
+
+
+def running_mean(mean: Tensors, new: Tensors, count: int) -> dict[str, Tensor]:
+    """Return the mean of `count` models and one more; of whole numbers the newest."""
+    if not count:
+        return dict(new)
+    return {
+        name: (t.double() + (new[name].double() - t.double()) / (count + 1)).to(t.dtype)
+        if t.is_floating_point()
+        else new[name]
+        for name, t in mean.items()
+    }

@@ -1,0 +1,93 @@
+"""Where a client keeps the secrets of a running secure sum, and marks what it has answered.
+
+Not among the states that a server may go back to: a client that could be taken back would give out
+both kinds of shares, or two vectors under one mask. So a mark that cannot be made twice is on the
+disk before an answer leaves, and the secrets are gone after the last, or when the next sum begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtail.files import make_folder, sync_folder
+from fedtail.privacy.secure.terms import Refused
+from fedtail.protocol import ClientId
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder with the secrets and marks of one secure sum for each client.
+
+    Attributes
+    ----------
+    durable
+        Whether marks have to outlive a power cut; not where the secrets do not.
+    """
+
+    folder: Path
+    durable: bool = True
+
+    def begin(self, client: ClientId, session: str, attempt: str) -> None:
+        """Erase what earlier exchanges left, and mark that this sum begins."""
+        make_folder(self.folder)
+        for old in self.folder.glob(f"{client}-*"):
+            if not old.name.startswith(f"{client}-{attempt}"):
+                old.unlink(missing_ok=True)
+        self.once(client, session, "keys")
+
+    def once(self, client: ClientId, session: str, step: str) -> None:
+        """Mark a step as answered, or refuse one that was."""
+        try:
+            mark = os.open(
+                self._path(client, session, step), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600
+            )
+        except FileExistsError:
+            raise Refused(f"'{step}' of this secure sum was answered before") from None
+        except FileNotFoundError:
+            raise self._unknown() from None
+        try:
+            if self.durable:
+                os.fsync(mark)
+        finally:
+            os.close(mark)
+        self._sync()
+
+    def write(self, client: ClientId, session: str, secrets: dict[str, Any]) -> None:
+        """Keep the secrets of a sum, for the client's own user alone."""
+        path = self._path(client, session, "secrets")
+        beside = path.with_suffix(".new")
+        with os.fdopen(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+            json.dump(secrets, file)
+        beside.replace(path)
+
+    def read(self, client: ClientId, session: str) -> dict[str, Any]:
+        """Return the secrets of a sum that is not over."""
+        try:
+            text = self._path(client, session, "secrets").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise self._unknown() from None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def erase(self, client: ClientId, session: str) -> None:
+        """Forget the secrets of a sum; its marks stay until the next."""
+        self._path(client, session, "secrets").unlink()
+        self._sync()
+
+    def _path(self, client: ClientId, session: str, suffix: str) -> Path:
+        if not re.fullmatch("[0-9a-f]{96}", session):  # the server says it, and it names a file
+            raise self._unknown()
+        return self.folder / f"{client}-{session}.{suffix}"
+
+    def _sync(self) -> None:
+        if self.durable:
+            sync_folder(self.folder)
+
+    @staticmethod
+    def _unknown() -> Refused:
+        return Refused("the keys of this secure sum are not here any more, or never were")

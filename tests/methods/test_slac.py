@@ -1,0 +1,270 @@
+"""SLAC: rows and averages by hand, and the known methods that it is with parts switched off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from fedtail import (
+    BSM,
+    SLAC,
+    BalancedSoftmax,
+    ClosedFormFinish,
+    CrossEntropy,
+    FedAvg,
+    FedtailError,
+    GlobalPrior,
+    LocalPrior,
+    LocalTraining,
+    Method,
+    NoFinish,
+    Result,
+    SmoothedPrior,
+    Validation,
+    run,
+)
+from fedtail.methods.slac import HELD, SLACState, running_mean
+from fedtail.models import CosineHead, SplitModel
+from fedtail.protocol import Payload, Update, grouped
+
+OFF: dict[str, Any] = {
+    "prior": LocalPrior(),
+    "rows": "samples",
+    "average": 0,
+    "finish": NoFinish(),
+}
+
+
+def tiny_run(method: Method[Any], model: Any = tiny.plain_model, **fields: Any) -> Result:
+    return run(tiny.experiment(method, model, **fields))
+
+
+# With parts switched off it is a known method
+
+
+@pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model])
+def test_with_all_parts_off_it_is_fedavg_to_the_bit(model: Any) -> None:
+    local = tiny.quick(momentum=0.9)
+    ours = tiny_run(SLAC(loss=CrossEntropy(), local=local, **OFF), model)
+    assert ours.digest == tiny_run(FedAvg(local=local), model).digest
+
+
+@pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model])
+def test_with_the_local_prior_alone_it_is_bsm_to_the_bit(model: Any) -> None:
+    ours = tiny_run(SLAC(local=tiny.quick(), **OFF), model)
+    assert ours.digest == tiny_run(BSM(local=tiny.quick()), model).digest
+
+
+def test_no_added_samples_are_the_local_prior() -> None:
+    # The same numbers, n + 0 · C / C.
+    none = tiny_run(SLAC(local=tiny.quick(), **{**OFF, "prior": SmoothedPrior(samples=0)}))
+    assert none.digest == tiny_run(BSM(local=tiny.quick())).digest
+
+
+def test_very_many_added_samples_are_the_global_prior() -> None:
+    # 1e12 C q + n is 1e12 C q in float32, and a softmax does not see the factor. log 1e12 is 28,
+    # beside which a logit has 2e-6 of rounding.
+    smooth = SmoothedPrior(samples=1e12, towards="global")
+    ours = tiny_run(SLAC(local=tiny.quick(), **{**OFF, "prior": smooth})).tensors
+    known = tiny_run(BSM(local=tiny.quick(), prior=GlobalPrior())).tensors
+    for name, tensor in known.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-4)
+
+
+def test_without_tau_it_is_fedavg() -> None:
+    ours = tiny_run(SLAC(loss=BalancedSoftmax(tau=0), local=tiny.quick(), **OFF)).tensors
+    for name, tensor in tiny_run(FedAvg(local=tiny.quick())).tensors.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_the_last_step_is_the_runs_own() -> None:
+    # The same step, brought by the method or named by the experiment; named, it goes before.
+    own = SLAC(local=tiny.quick())
+    bare = own.but(finish=NoFinish())
+    held = {"validation": Validation(share=0.5)}
+    brought = tiny_run(own, **held)
+    assert brought.digest == tiny_run(bare, finish=ClosedFormFinish(), **held).digest
+    assert brought.digest != tiny_run(bare, **held).digest
+    named = tiny_run(own, finish=ClosedFormFinish(blend="none"), **held)
+    assert named.history[-1]["method"]["closed_form_share"] == 1.0
+
+
+# Rows
+
+# Client 0 has three samples of class 0 and one of class 1, client 1 one of class 1; nobody has 2.
+DATA = tiny.federation([[1.0]] * 5, [0, 0, 0, 1, 1], [[0, 1, 2, 3], [4]], classes=3)
+
+
+def linear(bias: bool = True) -> SplitModel:
+    model = SplitModel(nn.Sequential(nn.Linear(1, 3, bias=bias)))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def upload(k: int, samples: int, held: list[float], rows: list[float]) -> Update:
+    """Return an upload of a head without bias: n_c / n times the change of each row."""
+    tensors = {
+        f"rows/{HELD}": torch.tensor(held),
+        "rows/0.weight": torch.tensor(rows)[:, None],
+    }
+    return Update(k, Payload(tensors, {"samples": samples, "steps": 1}))
+
+
+def test_rows_are_averaged_by_their_own_samples() -> None:
+    # Row 0 is client 0's alone, though client 1 is there. Row 1: one sample each of a client of 4
+    # and of one of 1: the mean of the changes 8 and 2. Row 2 is nobody's and stays.
+    method, model = SLAC(), linear(bias=False)
+    start = {"0.weight": torch.tensor([[1.0], [1.0], [7.0]])}
+    uploads = [
+        upload(0, 4, [3 / 4, 1 / 4, 0.0], [3 / 4 * 6.0, 1 / 4 * 8.0, 0.0]),
+        upload(1, 1, [0.0, 1.0, 0.0], [0.0, 2.0, 0.0]),
+    ]
+    server = tiny.server(model, 2, num_classes=3)
+    new = tiny.after(method, SLACState(start), uploads, server).model["0.weight"]
+    assert new.flatten().tolist() == pytest.approx([7.0, 6.0, 7.0])
+
+
+def test_what_a_client_sends() -> None:
+    # One step of rate 1 at z = 0 with the prior (3, 1, 0) + 1 = (4, 2, 1) / 7: the mean gradient is
+    # p − (3/4, 1/4, 0), of weight and bias alike, because x = 1. Rows are weighed by n_c / n.
+    method = SLAC(local=LocalTraining(lr=1.0, batch_size=4))
+    model = linear()
+    payload = Payload(grouped("model", model.tensors()))
+    sent = method.train(payload, tiny.client(DATA, 0, model))
+    share = torch.tensor([3 / 4, 1 / 4, 0.0])
+    change = share - torch.tensor([4.0, 2.0, 1.0]) / 7
+    assert sent.tensors[f"rows/{HELD}"].tolist() == share.tolist()
+    for name in ("rows/0.weight", "rows/0.bias"):
+        torch.testing.assert_close(sent.tensors[name].flatten(), share * change)
+    assert set(sent.tensors) == {f"rows/{HELD}", "rows/0.weight", "rows/0.bias"}
+
+
+def test_a_cosine_head_has_its_classes_in_columns() -> None:
+    model = SplitModel(nn.Sequential(nn.Identity(), CosineHead(1, 3)), "1")
+    start = model.tensors()
+    method = SLAC(local=LocalTraining(lr=1.0, batch_size=4))
+    sent = method.train(Payload(grouped("model", start)), tiny.client(DATA, 0, model))
+    assert sent.tensors["rows/1.weight"].shape == (1, 3)
+    assert sent.tensors["rows/1.weight"][0, 2] == 0.0  # a class that the client does not hold
+    server = tiny.server(model, 1, num_classes=3)
+    state = tiny.after(method, SLACState(start), [Update(0, sent)], server)
+    # Alone, a client's rows are what it trained; the third is what it was.
+    after = model.tensors()["1.weight"]
+    torch.testing.assert_close(state.model["1.weight"][:, :2], after[:, :2])
+    assert state.model["1.weight"][0, 2] == start["1.weight"][0, 2]
+
+
+def test_equal_proportions_make_rows_as_in_fedavg() -> None:
+    # Every class is as much of one client as of the other: n_c^k / Σ n_c = n_k / Σ n.
+    labels = [0, 1, 2, 3] * 3
+    x = [[float(i % 5), float(i % 3)] for i in range(12)]
+    data = tiny.federation(x, labels, [range(4), range(4, 12)], classes=4)
+
+    def rounds(rows: str) -> dict[str, Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = SplitModel(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4)))
+        method = SLAC.model_validate({"name": "slac", "local": tiny.quick(), "rows": rows})
+        server = tiny.server(net, 2, num_classes=4)
+        state = method.init(net, server)
+        for _ in range(3):
+            payload = method.broadcast(state, server)
+            clients = [tiny.client(data, k, net) for k in (0, 1)]
+            sent = [Update(k, method.train(payload, c)) for k, c in enumerate(clients)]
+            state = tiny.after(method, state, sent, server)
+        return state.model
+
+    ours, known = rounds("classes"), rounds("samples")
+    for name, tensor in known.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_nobody_answers() -> None:
+    method, model = SLAC(), linear()
+    state = SLACState(model.tensors())
+    server = tiny.server(model, 2, num_classes=3)
+    empty = Update(0, upload(0, 0, [0.0] * 3, [0.0] * 3).payload)
+    bias = {**empty.payload.tensors, "rows/0.bias": torch.zeros(3)}
+    same = tiny.after(
+        method, state, [Update(0, Payload(bias, empty.payload.scalars))], server
+    ).model
+    assert all(torch.equal(same[name], state.model[name]) for name in same)
+
+
+def test_a_classifier_without_rows_is_refused() -> None:
+    class Odd(nn.Module):
+        in_features, out_features = 2, 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight.T)[:, :3]
+
+    model = SplitModel(nn.Sequential(nn.Identity(), Odd()), "1")
+    with pytest.raises(FedtailError, match="rows=samples"):
+        SLAC().build_model(model)
+    assert SLAC(rows="samples").build_model(model) is model
+
+
+# The average of the last rounds
+
+
+def test_the_mean_grows_by_one_model() -> None:
+    first = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}
+    second = {"w": torch.tensor([4.0]), "n": torch.tensor(5)}
+    third = {"w": torch.tensor([10.0]), "n": torch.tensor(6)}
+    two = running_mean(running_mean({}, first, 0), second, 1)
+    assert (float(two["w"]), int(two["n"])) == (2.5, 5)
+    assert float(running_mean(two, third, 2)["w"]) == 5.0
+
+
+@pytest.mark.parametrize(("share", "last"), [(0.0, 0), (0.3, 1), (0.5, 2), (1.0, 4)])
+def test_the_last_rounds_are_averaged(share: float, last: int) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    class Seeing(SLAC):
+        def server_step(self, s: Any, mean: Any, server: Any) -> Any:
+            new = super().server_step(s, mean, server)
+            seen.append(new.model)
+            return new
+
+    method = Seeing(average=share, local=tiny.quick(), finish=NoFinish(), rows="samples")
+    result = tiny_run(method, tiny.plain_model, rounds=4)
+    assert result.state.averaged == last
+    for name, tensor in result.tensors.items():
+        expected = torch.stack([m[name] for m in seen[-max(last, 1) :]]).mean(dim=0)
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_training_does_not_go_on_from_the_average() -> None:
+    fields = {"local": tiny.quick(), "finish": NoFinish()}
+    with_it, without = (
+        tiny_run(SLAC.model_validate({"name": "slac", "average": share, **fields})).state.model
+        for share in (1.0, 0.0)
+    )
+    assert all(torch.equal(with_it[name], without[name]) for name in without)
+
+
+# What it costs
+
+
+def test_one_number_a_class_more_than_fedavg() -> None:
+    ours = tiny_run(SLAC(local=tiny.quick(), finish=NoFinish())).history
+    plain = tiny_run(FedAvg(local=tiny.quick())).history
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine["bytes_down"] == theirs["bytes_down"]
+        assert mine["bytes_up"] - theirs["bytes_up"] == 4 * tiny.CLASSES * len(mine["clients"])
+
+
+def test_privacy_refuses_the_last_step_and_nothing_else() -> None:
+    private = {"privacy": {"epsilon": 5.0, "clip": 1.0, "simulated": True}}
+    with pytest.raises(ValueError, match="closed-form"):
+        tiny.experiment(SLAC(local=tiny.quick()), tiny.plain_model, **private)
+    tiny.experiment(SLAC(local=tiny.quick(), finish=NoFinish()), tiny.plain_model, **private)
