@@ -1,24 +1,29 @@
 """LoRA under every method: adapters and head travel, the rest stays home, what is shipped is plain.
 
-What a method needs is in `method_needs.py`; one that cannot do it says so in a sentence.
+All methods can. What one needs is in `method_needs.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from method_needs import FROZEN, case
 
-from fedtail import Experiment, FedtailError, Method, load, run
+from fedtail import Experiment, Method, load, run
 from fedtail.setting import prepare
 from fedtail.testing.federation import NORM, arrays, norm_model
 
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
 TRAINING = [name for name in NAMES if "local" in Method.registry[name].model_fields]
 """Those that train by batches."""
-every_method = pytest.mark.parametrize("name", [n for n in TRAINING if n not in FROZEN])
+LATER = {"ccvr", "fedbe", "feddf", "redgrape", "per-fedavg"}
+"""Those that go on with the head after its first step, when features have moved."""
+DRAWN = {"ifca", "ldam"}
+"""Those that draw heads of their own, after LoRA has drawn its matrices."""
+every_method = pytest.mark.parametrize("name", TRAINING)
 
 
 def experiment(name: str, train: str = "lora:r=2", **fields: object) -> Experiment:
@@ -32,9 +37,10 @@ def test_adapters_and_head_are_all_that_travels(name: str) -> None:
     adapters = {key for key in sent if ".lora_" in f".{key}"}
     assert adapters
     # Nothing else is of the body: neither its convolution nor its BatchNorm with the statistics.
-    body = {"0.weight", "0.bias", "0.base_layer.weight", "0.base_layer.bias"}
-    norm = {f"1.{part}" for part in ("weight", "bias", "running_mean", "running_var")}
-    assert not any(key.endswith(tuple(body | norm)) for key in sent - adapters if "lora" not in key)
+    of_head = {"4.weight", "4.bias"}
+    if name not in FROZEN:
+        of_head = prepare(experiment(name, "head")).model.names()
+    assert sent - adapters == of_head
     frozen = setting.model.whole({})
     assert sum(".base_layer." in key for key in frozen) >= 2
 
@@ -56,7 +62,19 @@ def test_it_resumes_ships_the_plain_network_and_predicts(name: str, tmp_path: Pa
     assert (logits.argmax(1).numpy() == confusion).all()
 
 
-@pytest.mark.parametrize("name", sorted(FROZEN))
-def test_a_method_that_cannot_says_so(name: str) -> None:
-    with pytest.raises(FedtailError, match="frozen"):
-        prepare(experiment(name))
+@pytest.mark.parametrize("name", sorted({*TRAINING} - {*FROZEN} - LATER - DRAWN))
+def test_the_first_step_of_the_head_is_that_of_a_head_alone(name: str) -> None:
+    # B is zero at first, so features and with them the gradient of the head are those of the body.
+    local = {"batch_size": 4, "lr": 0.05, "steps": 1}
+    once = replace(case(name), fields={**case(name).fields, "local": local}, shared={}).on(NORM)
+    lora, head = (
+        run(once.experiment(train=train, rounds=1, features="anew")).tensors
+        for train in ("lora:r=2", "head")
+    )
+    shared = prepare(once.experiment(train="head")).model.names() & head.keys()
+    assert shared
+    for key in shared:
+        torch.testing.assert_close(lora[key], head[key], rtol=1e-5, atol=1e-6)
+    # And the convolution has moved, which is frozen in the other.
+    (moved,) = {key for key in head if key.endswith("0.weight")} & lora.keys()
+    assert not torch.equal(lora[moved], head[moved])

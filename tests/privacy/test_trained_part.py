@@ -1,4 +1,4 @@
-"""Where only a part of a network is trained, only that part is clipped, noised and encrypted."""
+"""Where a part of a network is trained, that part is clipped, noised and summed, and no other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from summing import far
 from torch import nn
 
 from fedtail import Experiment, FedAvg, Privacy, run
+from fedtail.engines import Embedded
+from fedtail.loop import Loop
 from fedtail.privacy.noise import grid_step
+from fedtail.privacy.plan import protection
 from fedtail.protocol import Payload
 from fedtail.setting import prepare
 from fedtail.testing.executors import Recorder
 
 CHOICES = ["head", "last:2", "lora:r=2"]
 CLIP, SIGMA = 0.01, 4.0
-SECURE: dict[str, Any] = (
-    {"secure": True} if "secure" in Experiment.model_fields else {"encrypt": True}
-)
 
 
 def network() -> nn.Module:
@@ -43,14 +43,14 @@ def trained_names(train: str) -> set[str]:
 
 def recorded(chosen: Experiment) -> tuple[Any, list[tuple[Payload, Payload]]]:
     """Return a run, and every task of training with its answer."""
-    made: list[Recorder] = []
-
-    def recorder(runtime: Any) -> Recorder:
-        made.append(Recorder(runtime))
-        return made[0]
-
-    result = tiny.run_with(chosen, recorder)
-    waves = [pair for wave in made[0].waves for pair in wave]
+    setting = prepare(chosen)
+    with protection(setting) as sides:
+        assert sides is not None
+        runtime = setting.runtime(sides.client)
+        engine, recorder = Embedded(runtime, server_side=sides.server), Recorder(runtime)
+        engine.executor = recorder
+        result = Loop(setting, engine, None, (), sides.budget).run(False)
+    waves = [pair for wave in recorder.waves for pair in wave]
     return result, [
         (job.task.payload, done.payload)
         for job, done in waves
@@ -104,14 +104,14 @@ def test_what_is_frozen_gets_no_noise(train: str) -> None:
 @pytest.mark.parametrize("train", CHOICES)
 def test_secure_sums_are_of_what_is_trained(train: str) -> None:
     chosen = experiment(train, rounds=2)
-    plain, found = run(chosen), run(chosen.but(**SECURE))
+    plain, found = run(chosen), run(chosen.but(secure=True))
     assert not any(record["dropped"] for record in found.history)
     assert far(found, plain) < 1e-4
     before = network().state_dict()
     for name, tensor in plain.tensors.items():
         if torch.equal(tensor, before[name]):
             assert torch.equal(found.tensors[name], tensor), name
-    _, messages = recorded(chosen.but(rounds=1, **SECURE))
+    _, messages = recorded(chosen.but(rounds=1, secure=True))
     assert all(not torch.is_floating_point(t) for _, a in messages for t in a.tensors.values())
     sent = {f"model/{name}" for name in trained_names(train)}
     assert all({n for n in task.tensors if n.startswith("model/")} == sent for task, _ in messages)
