@@ -99,7 +99,9 @@ def test_nodes_are_as_one_process(train: str, here: Path) -> None:
     if train == "head":
         # 48 texts train and 12 test, and in three rounds each is computed once: those of a client
         # beside its node, in one process a node, and the test set by the server.
-        rows = sum(computed.values(), Counter())
+        rows: Counter[str] = Counter()
+        for each in computed.values():
+            rows += each
         assert set(rows.values()) == {1}
         sizes = Counter(row.split()[0] for row in rows)
         assert sizes == {"48": 48, "12": 12}
