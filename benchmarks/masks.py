@@ -34,7 +34,7 @@ from fedtail.privacy.secure.terms import (
     payload_digest,
     threshold_of,
 )
-from fedtail.protocol import Payload
+from fedtail.protocol import Payload, Task
 
 T = TypeVar("T")
 CASES = {
@@ -84,7 +84,7 @@ def measure(clients: int, numbers: int, width: int, lost: int, folder: Path) -> 
     for client in cohort[lost:]:
         whole, spent = timed(lambda: encoded(x, slots, clients, width, real))
         steps.setdefault("encode", []).append(spent)
-        _, spent = timed(partial(member.masked, client, told, "", whole))
+        _, spent = timed(partial(member.masked, Task(client, "train", told), "", whole))
         steps.setdefault("mask", []).append(spent)
         total += whole
     masks, ended = drive(exchange.masks(cohort[lost:], numbers))

@@ -48,8 +48,12 @@ ARMS: dict[str, Plain] = {
     "C + balanced batches": slac(rows="classes", sampler=BALANCED),
     "A0 + C": slac(loss=ADJUSTED, rows="classes"),
     "A1 + C": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes"),
-    "A1 + C + balanced batches": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED
+    "A1 + B: balanced batches, and their prior": slac(
+        loss=ADJUSTED, prior=SMOOTHED, sampler=BALANCED
+    ),
+    "A1 + B + C": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED),
+    "A1 + B½ + C: batches by the root of counts": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler={**BALANCED, "gamma": 0.5}
     ),
     "A1 + C + D: last fifth averaged": slac(
         loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2
@@ -58,6 +62,20 @@ ARMS: dict[str, Plain] = {
     "A1 + C + E": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes", finish=CLOSED),
     "A1 + C + D + E": slac(
         loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2, finish=CLOSED
+    ),
+    "A1 + B + C + D": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED, average=0.2
+    ),
+    "A1 + B + C + E": slac(
+        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED, finish=CLOSED
+    ),
+    "A1 + B + C + D + E": slac(
+        loss=ADJUSTED,
+        prior=SMOOTHED,
+        rows="classes",
+        sampler=BALANCED,
+        average=0.2,
+        finish=CLOSED,
     ),
 }
 """From FedAvg to all parts; the letters are those of the method's page."""
@@ -80,24 +98,22 @@ def measured(cell: str, arm: Plain, seed: int, rounds: int) -> dict[str, Any]:
 
 
 def table(numbers: Mapping[str, Any]) -> str:
-    """Return the mean over seeds of every arm and cell, as the method's page has it."""
-    cells = [cell for cell in CELLS if any(key.startswith(f"{cell}/") for key in numbers)]
-    lines = ["| | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
+    """Return every run, an arm a line and a cell and seed a column, as the method's page has it."""
+    columns = sorted({(key.split("/")[0], key.split("/")[2]) for key in numbers})
+    titles = [f"{cell}, seed {seed}" for cell, seed in columns]
+    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
     for arm in ARMS:
-        found = [
-            [v for key, v in numbers.items() if key.startswith(f"{cell}/{arm}/")] for cell in cells
-        ]
+        found = [numbers.get(f"{cell}/{arm}/{seed}") for cell, seed in columns]
         if any(found):
             lines.append(f"| {arm} | " + " | ".join(map(shown, found)) + " |")
     return "\n".join(lines)
 
 
-def shown(runs: Sequence[Plain]) -> str:
-    """Return mean over the last ten rounds, and of the few-shot classes, of some seeds."""
-    if not runs:
+def shown(found: Plain | None) -> str:
+    """Return the mean of the last ten rounds, and the few-shot classes of the last."""
+    if found is None:
         return ""
-    few = [r["few"] for r in runs if r["few"] is not None]
-    return f"{fmean(r['mean'] for r in runs):.1f}" + (f" / {fmean(few):.1f}" if few else "")
+    return f"{found['mean']:.1f}" + ("" if found["few"] is None else f" / {found['few']:.1f}")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -142,7 +142,8 @@ def add_stack(total: Sequence[Tensor], numbers: Tensor, weights: Tensor, frame: 
         rest *= factor
         for place, step in zip(places, (*steps, None), strict=True):
             whole = np.rint(rest, out=rest if step is None else None)
-            place[piece] += whole.astype(np.int64).sum(0)
+            integers = whole.astype(np.int64)
+            place[piece] += integers[0] if len(integers) == 1 else integers.sum(0)
             if step is not None:
                 rest -= whole
                 rest *= step

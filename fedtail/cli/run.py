@@ -74,7 +74,7 @@ def run_command(
         bool,
         typer.Option(
             "--tls",
-            help="of flower: encrypt, and nodes prove who they are",
+            help="of flower: nodes also prove who they are, by keys as deployed ones have",
             rich_help_panel=RUNNING,
         ),
     ] = False,

@@ -200,6 +200,14 @@ class Federation:
         same.stores = stores
         return same
 
+    def with_parts(self, train: Samples, parts: Sequence[np.ndarray]) -> Federation:
+        """Return the same federation, whose clients hold other samples; features are made anew."""
+        same = copy.copy(self)
+        same.train, same.stores, same._known = _placed(train, self.device), None, None
+        same.order, same.offsets = _joined(parts)
+        vars(same).pop("_class_counts", None)
+        return same
+
     def held(self) -> Tensor:
         """Return the positions of all samples that clients train on or hold out."""
         return torch.cat([self.order, self._held_order])

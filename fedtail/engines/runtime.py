@@ -55,7 +55,7 @@ class ClientSide(Protocol):
     def form(self, declared: Form) -> Form:
         """Return what leaves a client in place of what a method declares."""
 
-    def protected(self, answer: Payload, declared: Form, task: Payload, client: Client) -> Payload:
+    def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
         """Return an update as it may leave the client."""
 
     def perform(self, task: Task) -> Payload:
@@ -111,7 +111,7 @@ class Runtime:
         if reason:
             raise Withheld(reason)
         with _withholding():
-            return side.protected(answer, declared, task.payload, client)
+            return side.protected(answer, declared, task, client)
 
     def client(
         self, k: ClientId, told: Tensors, state: MutableMapping[str, Tensor], clock: Clock

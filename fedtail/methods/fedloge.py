@@ -1,7 +1,7 @@
 """FedLoGe.
 
-Xiao, Chen, Liu, Wang, Feng, Liu, Zhou, Wu, Yang, Zhang, Liu, "FedLoGe: Joint Local and Generic
-Federated Learning under Long-tailed Data", ICLR 2024.
+Xiao, Chen, Liu, Feng, Wu, Liu, Zhou, Yang, Liu, "FedLoGe: Joint Local and Generic Federated
+Learning under Long-tailed Data", ICLR 2024.
 
 The body learns under a classifier that is fixed and the same for everybody: sparse rows, short and
 far apart (SSE-C). Two heads learn beside it on features that are held constant: an auxiliary one,

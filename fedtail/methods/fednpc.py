@@ -1,6 +1,7 @@
 """FedNPC.
 
-Gao, "FedNPC: Federated Noise-based Prior Calibration", CVPR Findings 2026 (authors' code).
+Gao, Zhao, Yang, Guo, "FedNPC: Stochastic Noise-driven Post-hoc Classifier Calibration Method for
+Federated Long-tailed Learning", CVPR Findings 2026.
 
 Training is FedAvg's. After it the server, without data, trains the classifier on features that are
 noise, N(0, I), with labels that are drawn evenly: what noise says of a class is the classifier's
@@ -42,7 +43,8 @@ class FedNPC(FedAvg[ModelState]):
 
     family: ClassVar[str] = "classifier after training"
     paper: ClassVar[str] = (
-        "Gao, FedNPC: Federated Noise-based Prior Calibration, CVPR Findings 2026 (authors' code)"
+        "Gao et al., FedNPC: Stochastic Noise-driven Post-hoc Classifier Calibration Method for "
+        "Federated Long-tailed Learning, CVPR Findings 2026"
     )
     needs: ClassVar[tuple[str, ...]] = ("a linear classifier",)
 
@@ -82,16 +84,16 @@ class FedNPC(FedAvg[ModelState]):
 
     def path(self, head: Head, h: Tensor, y: Tensor) -> list[NoiseStep]:
         """Return the classifier before the first step and after each, of the whole batch."""
-        weight, bias = head.weight.clone(), None if head.bias is None else head.bias.clone()
-        moved, shifted = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
+        weight, bias = head
+        moved, shifted = torch.zeros_like(weight), weight.new_zeros(len(weight))
         target = torch.eye(len(weight), device=h.device)[y.to(h.device)]
-        found = [noise_step(0, Head(weight, bias), head)]
+        found = [noise_step(0, head, head)]
         for step in range(1, self.steps + 1):
             z = h @ weight.T if bias is None else h @ weight.T + bias
             error = (z.softmax(dim=1) - target) / len(h)
             moved = self.noise_momentum * moved + error.T @ h
             weight = weight - self.noise_lr * moved
-            if bias is not None and shifted is not None:
+            if bias is not None:
                 shifted = self.noise_momentum * shifted + error.sum(dim=0)
                 bias = bias - self.noise_lr * shifted
             found.append(noise_step(step, Head(weight, bias), head))

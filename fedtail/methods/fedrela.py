@@ -1,6 +1,6 @@
 """FedReLa.
 
-Huang and others, "FedReLa: Federated Re-Labelling", ICML 2026 (arXiv:2606.26037).
+"FedReLa: Imbalanced Federated Learning via Re-Labeling", ICML 2026 (arXiv:2606.26037).
 
 FedAvg, or FedAvg with any loss, for most of the rounds. Then each client once, with the global
 model it receives, gives some of its samples another label: those of a class it has many of that
@@ -32,7 +32,7 @@ class FedReLa(FedAvg[ModelState]):
     """FedAvg; late in training clients give borderline samples the label of a rarer class."""
 
     family: ClassVar[str] = "re-labelling"
-    paper: ClassVar[str] = "Huang et al., FedReLa: Federated Re-Labelling, ICML 2026"
+    paper: ClassVar[str] = "FedReLa: Imbalanced Federated Learning via Re-Labeling, ICML 2026"
     needs: ClassVar[tuple[str, ...]] = ("clients that keep a state",)
 
     begin: float = Field(

@@ -1,7 +1,7 @@
 """FedYoYo.
 
-Shang and others, "FedYoYo: You Are Your Own Best Teacher in Federated Long-Tailed Learning",
-ICCV 2025 (arXiv:2503.06916).
+Yan, Li, Wu, Pang, Lu, Yan, Wang, "You Are Your Own Best Teacher: Achieving Centralized-level
+Performance in Federated Learning under Heterogeneous and Long-tailed Data", ICCV 2025.
 
 Every sample is seen twice, under weak and under strong changes. What the model says of the weak
 view teaches the strong one, where it is right; both are adjusted by a class prior q, a mixture of
@@ -66,8 +66,8 @@ class FedYoYo(FedAvg[FedYoYoState]):
 
     family: ClassVar[str] = "local re-balancing"
     paper: ClassVar[str] = (
-        "Shang et al., FedYoYo: You Are Your Own Best Teacher in Federated Long-Tailed Learning, "
-        "ICCV 2025"
+        "Yan et al., You Are Your Own Best Teacher: Achieving Centralized-level Performance in "
+        "Federated Learning under Heterogeneous and Long-tailed Data, ICCV 2025"
     )
     needs: ClassVar[tuple[str, ...]] = (
         "images, for two views of a sample",

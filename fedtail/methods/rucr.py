@@ -1,7 +1,7 @@
 """RUCR.
 
-"Federated Learning with Representation Unification and Classifier Rectification" (RUCR), 2024; from
-a third party's port, as the authors' own code was not found.
+Huang and others, "Federated Learning with Long-Tailed Data via Representation Unification and
+Classifier Rectification", IEEE TIFS 2024.
 
 A round has two exchanges. The cohort sends the sums of its features by class, of which the server
 makes a prototype for each class; then it trains with a second loss that compares features with all
@@ -41,7 +41,7 @@ class Prototypes(NamedTuple):
     prototypes
         Unit vectors (C, d), zero where there is none.
     present
-        Which classes have one, (C,).
+        Which classes the client holds, (C,).
     margin
         log π_c of the cohort, zero where there is no sample.
     """
@@ -57,7 +57,8 @@ class RUCR(FedAvg[ModelState]):
 
     family: ClassVar[str] = "classifier re-training"
     paper: ClassVar[str] = (
-        "RUCR: Representation Unification and Classifier Rectification, 2024 (a third party's port)"
+        "Huang et al., Federated Learning with Long-Tailed Data via Representation Unification and "
+        "Classifier Rectification, IEEE TIFS 2024"
     )
     needs: ClassVar[tuple[str, ...]] = (
         "a linear classifier",
@@ -72,7 +73,7 @@ class RUCR(FedAvg[ModelState]):
     temperature: float = Field(1.0, gt=0, description="t: cosines are divided by it")
     absent: Literal["zero", "mask"] = Field(
         "zero",
-        description="classes without a prototype: a cosine of 0 (code), or left out of the softmax",
+        description="classes that the client lacks: a cosine of 0 (code), or not in the softmax",
     )
     last: int = Field(20, ge=0, description="rounds at the end that test a re-trained head")
     per_class: int = Field(100, ge=1, description="mixtures of each class")
@@ -145,10 +146,10 @@ class RUCR(FedAvg[ModelState]):
         if means is None:
             return None
         counts = payload.tensors["proto/counts"].to(client.device)
-        present = counts > 0
         ratio = counts / counts.sum().clamp(min=1)
-        margin = torch.where(present, ratio, 1.0).log()
-        return Prototypes(functional.normalize(means.to(client.device), dim=1), present, margin)
+        margin = torch.where(counts > 0, ratio, 1.0).log()
+        unit = functional.normalize(means.to(client.device), dim=1)
+        return Prototypes(unit, context.counts > 0, margin)
 
     def local_loss(
         self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
@@ -164,8 +165,8 @@ class RUCR(FedAvg[ModelState]):
         """Return −log softmax(cos(h, p) / t + [c = y] log π_c)_y."""
         own = y[:, None] == torch.arange(len(to.present), device=y.device)
         cosines = functional.normalize(h, dim=1) @ to.prototypes.T / self.temperature
-        if self.absent == "mask":
-            cosines = torch.where(to.present | own, cosines, -torch.inf)
+        left_out = 0.0 if self.absent == "zero" else -torch.inf
+        cosines = torch.where(to.present, cosines, left_out)
         return functional.cross_entropy(cosines + own * to.margin, y)
 
     def retrain_form(self, task: Payload, model: SplitModel, classes: int) -> Form:

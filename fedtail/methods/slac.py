@@ -7,7 +7,7 @@ A method of this library's own, made of parts that each pay by themselves:
   logits;
 - the row of a class in the classifier is averaged over the clients by how many samples of the class
   they hold, and not by all their samples: who has never seen a class has no say in it;
-- the models of the last rounds are averaged;
+- the models of the last rounds are averaged, on request: it gave nothing where it was measured;
 - at the end a class-balanced head is computed from sums of features, and mixed with the trained one
   as does best on what clients hold out (`ClosedFormFinish`).
 
@@ -87,7 +87,7 @@ class SLAC(FedAvg[SLACState]):
         "class, or by all of them, as in FedAvg",
     )
     average: float = Field(
-        0.1, ge=0, le=1, description="share of the rounds, the last ones, whose models are averaged"
+        0.0, ge=0, le=1, description="share of the rounds, the last ones, whose models are averaged"
     )
     finish: Finish = Field(
         ClosedFormFinish(),
@@ -164,6 +164,15 @@ class SLAC(FedAvg[SLACState]):
         )
         looks = {name: Like(tuple(t.shape), t.dtype) for name, t in rows.items()}
         return form.group("rows", {**looks, HELD: Like((classes,), low=0, high=1)})
+
+    def context(self, payload: Payload, client: Client) -> LossContext:
+        """Return what the loss may know; the prior is that of the batches, as the sampler draws."""
+        context, shown = super().context(payload, client), self.sampler.expected(client.counts)
+        if shown is client.counts:
+            return context
+        told = payload.tensors.get("prior/counts")
+        prior = self.prior.counts(told, replace(client, counts=shown))
+        return replace(context, prior=prior.to(client.device))
 
     def at_start(self, payload: Payload, client: Client, context: LossContext) -> Tensors:
         """Keep the classifier that was received."""

@@ -65,9 +65,10 @@ class Inventory:
     @property
     def stands(self) -> bool:
         """Whether the model still has these layers and tensors, and no others."""
-        return all(
-            len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held
-        )
+        for now, then in self._held:
+            if len(now) != len(then) or not all(map(is_, now.values(), then)):
+                return False
+        return True
 
 
 def _held(

@@ -5,6 +5,7 @@ None of them needs more than the server has. They are lower bounds: a cleverer a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -76,40 +77,14 @@ def auc(high: Tensor, low: Tensor) -> float | None:
     return float((difference > 0).double().mean() + (difference == 0).double().mean() / 2)
 
 
-def membership(
-    members: Tensor, others: Tensor, y_members: Tensor, y_others: Tensor
-) -> float | None:
-    """Return the advantage of calling samples with a small loss members: true minus false alarms.
+def found_at(high: Tensor, low: Tensor, rate: float) -> float:
+    """Return the share of the first kind above a threshold that a `rate` of the second exceeds.
 
-    The threshold is chosen on one half of the samples and tested on the other. All classes weigh
-    the same: training data with a long tail would else be told from balanced test data by class.
-    0 is chance, 1 certainty.
+    At most so many: of 150 others, one per cent is one.
     """
-    halves = []
-    for start in (0, 1):
-        parts = (members[start::2], others[start::2], y_members[start::2], y_others[start::2])
-        halves.append(parts)
-    thresholds = torch.cat([halves[0][0], halves[0][1]]).sort().values
-    if not len(thresholds):
-        return None
-    step = max(1, len(thresholds) // 200)
-    gains = [(_advantage(*halves[0], float(t)), float(t)) for t in thresholds[::step]]
-    known = [(gain, t) for gain, t in gains if gain is not None]
-    if not known:
-        return None
-    return _advantage(*halves[1], max(known)[1])
-
-
-def _advantage(
-    members: Tensor, others: Tensor, y_members: Tensor, y_others: Tensor, threshold: float
-) -> float | None:
-    gains = []
-    for c in torch.unique(y_members):
-        mine, theirs = members[y_members == c], others[y_others == c]
-        if len(mine) and len(theirs):
-            hits = (mine <= threshold).double().mean()
-            gains.append(float(hits - (theirs <= threshold).double().mean()))
-    return sum(gains) / len(gains) if gains else None
+    allowed = min(math.floor(rate * len(low)), len(low) - 1)
+    threshold = low.sort(descending=True).values[allowed]
+    return float((high > threshold).double().mean())
 
 
 class Likeness(NamedTuple):

@@ -57,32 +57,31 @@ class ClientProtection:
         clear = declared if self.privacy is None else private_form(declared, self.adaptive)
         return clear if self.member is None else masked_form(clear, width(self.privacy))
 
-    def protected(self, answer: Payload, declared: Form, task: Payload, client: Client) -> Payload:
+    def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
         """Return an update as it may leave the client."""
         if declared.why:
             return answer
         real = REAL_BITS
         if self.privacy is not None:
-            clip = float(task.scalars.get(CLIP, self.privacy.clip))
+            sent = task.payload
+            clip = float(sent.scalars.get(CLIP, self.privacy.clip))
             source, real = self.source(client), real_bits(clip)
-            answer = private_update(answer, declared, task, clip, self.sigma, source, self.adaptive)
+            answer = private_update(answer, declared, sent, clip, self.sigma, source, self.adaptive)
             declared = private_form(declared, self.adaptive)
-        return answer if self.member is None else self.masked(answer, declared, task, client, real)
+        return answer if self.member is None else self.masked(answer, declared, task, real)
 
-    def masked(
-        self, answer: Payload, form: Form, task: Payload, client: Client, real: int
-    ) -> Payload:
+    def masked(self, answer: Payload, form: Form, task: Task, real: int) -> Payload:
         """Return an update as whole numbers under masks."""
         if self.member is None:
             raise FedtailError("no sum of this run is secure")
         both = [list(slots(form, parts)) for parts in (False, True)]
-        terms = self.member.terms(client.id, task)
+        terms = self.member.terms(task)
         pieces = [
             encoded(vector(answer, form, parts), some, len(terms.cohort), terms.width, real)
             for parts, some in zip((False, True), both, strict=True)
         ]
         x = np.concatenate(pieces)
-        self.member.masked(client.id, task, layout_digest(both, real), x)
+        self.member.masked(task, layout_digest(both, real), x)
         return Payload({masked_name(part_of(form)): as_signed(x)})
 
     def perform(self, task: Task) -> Payload:

@@ -27,12 +27,12 @@ def test_every_arm_is_a_method() -> None:
     assert len({str(method.describe()) for method in made}) == len(made)
 
 
-def test_means_over_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_table_and_no_run_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = {"last": 1.0, "few": 10.0, "megabytes": 1.0, "blend": None}
     numbers = {f"r_hapt/FedAvg/{seed}": {**run, "mean": 50.0 + 2 * seed} for seed in (0, 1)}
     (tmp_path / "slac.json").write_text(json.dumps({"numbers": numbers}))
     slac.main(["--table", "--out", str(tmp_path)])
-    assert "| FedAvg | 51.0 / 10.0 |" in capsys.readouterr().out
+    assert "| FedAvg | 50.0 / 10.0 | 52.0 / 10.0 |" in capsys.readouterr().out
     # What is there is not run again.
     slac.main(["r_hapt", "--arms", "FedAvg", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "slac.json").read_text()) == {"numbers": numbers}

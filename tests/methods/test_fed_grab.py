@@ -148,7 +148,7 @@ def test_two_steps_of_a_client_by_hand() -> None:
     # Step 1: weights 1. ∂z of class 0: (-1/2, -1/2, 1/2)/3, up 1/3, down 1/6: Δ = 1/6, w = 1/6.
     #   Class 1 is its opposite: Δ = -1/6, w = -1/6.
     # Step 2: out = -Δ = ∓1/6. The classifier is trained, too: z = ±1/6.
-    method = FedGraB(control="all", kp=1, ki=0, kd=0, local=LocalTraining(lr=1.0, epochs=2))
+    method = FedGraB(control="all", kp=1, ki=0.0, kd=0.0, local=LocalTraining(lr=1.0, epochs=2))
     client = tiny.client(DATA, 0, zeros())
     sent = method.train(controlled(), client)
     a = torch.tensor([-1 / 6, 1 / 6])
@@ -165,10 +165,14 @@ def test_two_steps_of_a_client_by_hand() -> None:
 
 def test_controllers_are_each_clients_own_and_are_taken_up_again() -> None:
     method, payload = FedGraB(control="all"), controlled()
-    state = {"balancer/delta": torch.tensor([3.0, -3.0])}
+    state = {
+        f"balancer/{n}": torch.tensor([v, -v])
+        for n, v in (("delta", 3.0), ("out", 4.0), ("last", 5.0), ("before", 6.0))
+    }
     first = method.start(payload, tiny.client(DATA, 0, zeros(), state)).aux
     other = method.start(payload, tiny.client(DATA, 1, zeros())).aux
-    assert first.delta.tolist() == [3.0, -3.0]
+    kept = [float(t[0]) for t in (first.delta, first.out, first.last, first.before)]
+    assert kept == [3.0, 4.0, 5.0, 6.0]
     assert other.delta.tolist() == [0.0, 0.0]
     assert kept_numbers(first).keys() == {"delta", "out", "last", "before"}
 
@@ -180,12 +184,17 @@ def test_the_tail_is_read_off_the_average_once_after_the_warm_up() -> None:
     method, state = FedGraB(warm_up=0.5), FedGraBState(model.tensors())
     told = []
     for number in (1, 2, 3, 4):
-        exchange = method.round(state, tiny.server(model, 2, round=number, rounds=4))
+        # The resident model is scratch: what counts is the state.
+        server = tiny.server(zeros(), 2, round=number, rounds=4)
+        exchange = method.round(state, server)
         (task, *_) = next(exchange)
         told.append(task.payload.tensors.get("tail/classes"))
+        if number == 3:
+            assert server.logged == {"controlled": 1}
     assert told[0] is told[1] is None
     assert told[2] is not None
     assert told[2].tolist() == [0.0, 1.0]
+    assert told[2].dtype == torch.float32
     # Later rows do not matter.
     known = FedGraBState(zeros().tensors(), tail=torch.tensor([1.0, 1.0]))
     (task, *_) = next(method.round(known, tiny.server(model, 2, round=4, rounds=4)))
@@ -193,3 +202,27 @@ def test_the_tail_is_read_off_the_average_once_after_the_warm_up() -> None:
     every = FedGraB(control="all", warm_up=0)
     (task, *_) = next(every.round(state, tiny.server(model, 2, round=1, rounds=4)))
     assert task.payload.tensors["tail/classes"].tolist() == [1.0, 1.0]
+
+
+def test_before_the_tail_is_known_gradients_are_weighed_the_same_and_added_up() -> None:
+    # One step from zero: as in the first step above, and no controller has said anything.
+    method = FedGraB(local=LocalTraining(lr=1.0))
+    client = tiny.client(DATA, 0, zeros())
+    sent = method.train(Payload(grouped("model", zeros().tensors())), client)
+    step = torch.tensor([1 / 6, -1 / 6])
+    torch.testing.assert_close(sent.tensors["model/weight"].flatten(), step)
+    torch.testing.assert_close(client.state["balancer/delta"], step)
+    assert client.state["balancer/out"].tolist() == [0.0, 0.0]
+
+
+def test_the_three_constants_have_their_places() -> None:
+    # Δ = -1 in both: out = K_p + K_i + K_d, and K_d's second difference counts last twice.
+    method = FedGraB(control="all", kp=1.0, ki=0.25, kd=0.5)
+    state = {
+        "balancer/delta": torch.tensor([-1.0, -1.0]),
+        "balancer/last": torch.tensor([2.0, 0.0]),
+    }
+    local = method.start(controlled(), tiny.client(DATA, 0, zeros(), state))
+    method.batch_loss(local, torch.ones(1, 1), torch.tensor([0]))
+    # Class 0: (1 - 2) + 0.25 + 0.5 (1 - 4) = -2.25; class 1: 1 + 0.25 + 0.5 = 1.75.
+    assert local.aux.out.tolist() == [-2.25, 1.75]

@@ -73,6 +73,19 @@ def test_on_a_frozen_body_the_auxiliary_head_is_softmax_regression() -> None:
     assert float(kept["own/personal.weight"].norm()) > 0
 
 
+def test_the_fixed_rows_are_as_asked_for() -> None:
+    base = two_layers()
+    plain = FedLoGe(sparsity=0, spread=False).build_model(base)
+    rows = plain.classifier.get_parameter("weight")
+    # Two unit vectors of a simplex are opposite.
+    torch.testing.assert_close(rows @ rows.T, torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    wide = SplitModel(nn.Linear(16, 5))
+    spread = FedLoGe().build_model(wide).classifier.get_parameter("weight")
+    left = FedLoGe(spread=False).build_model(wide).classifier.get_parameter("weight")
+    assert torch.equal(spread == 0, left == 0)
+    assert not torch.allclose(spread, left, atol=1e-3)
+
+
 def test_realigned_rows_have_one_length_and_the_bias_stays() -> None:
     head = Head(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([0.5, -0.5]))
     found = realigned(head, 1.7)

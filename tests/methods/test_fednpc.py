@@ -70,6 +70,9 @@ def test_the_spread_by_hand() -> None:
     found = noise_step(0, head, head)
     assert found.spread == pytest.approx(math.log(2) * math.sqrt(2) / 3, rel=1e-5)
     assert found.cosine == 1.0
+    # What differs between biases counts as a column of the rows does.
+    biased = Head(torch.full((3, 1), 2.0), torch.tensor([3.0, 0.0, 0.0]))
+    assert noise_step(0, biased, head).spread == pytest.approx(found.spread, rel=1e-5)
     # (1), (0), (-1) beside the same: (2, -1, -1) and (1, 0, -1) have the cosine 3/√12.
     other = noise_step(4, Head(torch.tensor([[1.0], [0.0], [-1.0]]), None), head)
     assert other.cosine == pytest.approx(3 / math.sqrt(12), rel=1e-5)

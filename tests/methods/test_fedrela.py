@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from torch import Tensor, nn
 
 from fedtail import Augment, FedAvg, FedReLa, run
 from fedtail.methods.fedrela import relabelled
-from fedtail.protocol import Client, Payload
+from fedtail.models import SplitModel
+from fedtail.protocol import Client, Payload, grouped
+from fedtail.setting import prepare
 
 
 def drawn(seed: int = 0) -> torch.Generator:
@@ -31,6 +34,21 @@ def test_rates_by_hand() -> None:
     assert changed[[0, 1, 2, 3, 5]].tolist() == [0.0] * 5
     rate = math.tanh(2)
     assert float(changed[4]) == pytest.approx(rate, abs=4 * math.sqrt(rate * (1 - rate) / times))
+
+
+def test_how_much_rarer_counts() -> None:
+    # Counts 6, 2 and 1: r = (0, 0.8, 1). p of class 1 among class 0: 0 five times, and 1: mean 1/6,
+    # deviation √5/6, z = √5 for the last. All others have z = 0 or less, and one of nine may
+    # change: its rate is 0.8 tanh √5 = 0.782.
+    p1 = torch.tensor([0.0] * 5 + [1.0] + [0.5] * 3)
+    p = torch.stack([1 - p1, p1, torch.zeros(9)], dim=1)
+    y, times = torch.tensor([0] * 6 + [1, 1, 2]), 4000
+    found = torch.stack([relabelled(p, y, 3, 0.12, drawn(seed)) for seed in range(times)])
+    changed = (found != y).float().mean(dim=0)
+    assert changed[[0, 1, 2, 3, 4, 6, 7, 8]].tolist() == [0.0] * 8
+    rate = 0.8 * math.tanh(math.sqrt(5))
+    assert float(changed[5]) == pytest.approx(rate, abs=4 * math.sqrt(rate * (1 - rate) / times))
+    assert set(found[:, 5].tolist()) == {0, 1}
 
 
 def test_equal_counts_change_nothing() -> None:
@@ -105,6 +123,36 @@ def test_labels_stay_changed_and_the_rate_is_smaller(monkeypatch: pytest.MonkeyP
     assert any(own[1] != own[0] for own in ([s[1] for s in seen if s[0] == k] for k in range(6)))
 
 
+def test_predictions_are_of_the_received_model_in_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = SplitModel(nn.Sequential(nn.Dropout(0.9), nn.Linear(1, 2)))
+    resident = SplitModel(nn.Sequential(nn.Dropout(0.9), nn.Linear(1, 2))).train()
+    data = tiny.federation([[1.0], [2.0], [-3.0]], [0, 1, 0], [[2, 0, 1]])
+    seen: list[Tensor] = []
+
+    def note(p: Tensor, y: Tensor, *rest: Any) -> Tensor:
+        seen.append(p)
+        return y
+
+    monkeypatch.setattr("fedtail.methods.fedrela.relabelled", note)
+    client = tiny.client(data, 0, resident, round=2, rounds=2)
+    FedReLa(begin=0.5).train(Payload(grouped("model", received.tensors())), client)
+    expected = received.eval()(torch.tensor([[-3.0], [1.0], [2.0]])).softmax(dim=1)
+    torch.testing.assert_close(seen[0], expected.detach())
+
+
 def test_several_views_are_averaged_where_they_differ() -> None:
-    chosen = tiny.experiment(FedReLa(local=tiny.quick(), begin=0.5), augment=Augment(crop=2))
-    assert run(chosen).history[-1]["dropped"] == []
+    federation = prepare(tiny.experiment(augment=Augment(crop=2))).federation
+    model = SplitModel(tiny.plain_model()).eval()
+    client = tiny.client(federation, 0, model)
+    draw, every = client.generator("views"), torch.arange(12)
+    with torch.no_grad():
+        views = [model(client.data.batch(every, draw)[0]).softmax(dim=1) for _ in range(5)]
+    assert not torch.equal(views[0], views[1])
+    torch.testing.assert_close(FedReLa().predicted(model, client), torch.stack(views).mean(dim=0))
+    # Without augmentation one pass is all there is.
+    plain = tiny.client(prepare(tiny.experiment()).federation, 0, model)
+    with torch.no_grad():
+        once = model(plain.data.batch(every)[0]).softmax(dim=1)
+    assert torch.equal(FedReLa().predicted(model, plain), once)

@@ -21,6 +21,12 @@ class TestPersonalHeads:
         result = run(tiny.experiment(method.but(local=tiny.quick())))
         assert not [name for name in result.state.model if name.startswith("personal.")]
 
+    def test_it_is_zero_and_never_was_anything_else(self, method: PersonalHeads[Any]) -> None:
+        model = method.build_model(SplitModel(nn.Linear(3, 2)))
+        head = model.extra_heads["personal"].state_dict()
+        assert head.keys() == {"weight", "bias"}
+        assert not any(bool(t.any()) for t in head.values())
+
     def test_a_head_is_taken_up_again(self, method: PersonalHeads[Any]) -> None:
         model = method.build_model(SplitModel(nn.Linear(3, 2)))
         begin = method.pattern(model)

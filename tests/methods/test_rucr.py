@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedtail import RUCR, FedAvg, FedtailError, run
+from fedtail.forms import defect
 from fedtail.methods.rucr import Prototypes, with_prototypes
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
@@ -65,9 +66,9 @@ def test_the_comparison_by_hand() -> None:
     warm = RUCR(temperature=0.5).compared(h, y, to)
     own = math.e**2 / 4
     assert float(warm) == pytest.approx(-math.log(own / (own + 2)), rel=1e-6)
-    # A true class without a prototype (its only holder's answer was lost) is not masked.
-    lost = RUCR(absent="mask").compared(h, torch.tensor([2]), to)
-    assert float(lost) == pytest.approx(math.log(1 + math.e + 1), rel=1e-6)
+    # A class that the client lacks has a cosine of 0, whatever its prototype.
+    lacking = to._replace(prototypes=torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    assert torch.equal(RUCR().compared(h, y, lacking), RUCR().compared(h, y, to))
 
 
 def test_the_loss_has_both_parts() -> None:
@@ -77,6 +78,9 @@ def test_the_loss_has_both_parts() -> None:
     local = method.start(payload, tiny.client(DATA, 1, split))
     x, y = torch.tensor([[0.0, 5.0]]), torch.tensor([1])
     part = method.compared(x, y, local.aux)
+    # Client 1 holds classes 0 and 1; of the cohort's four samples one is of class 1.
+    assert local.aux.present.tolist() == [True, True, False]
+    torch.testing.assert_close(local.aux.margin, torch.tensor([3 / 4, 1 / 4, 1.0]).log())
     assert float(method.batch_loss(local, x, y).detach()) == pytest.approx(
         math.log(3) + 0.5 * float(part), rel=1e-6
     )
@@ -89,6 +93,31 @@ def test_without_comparison_and_re_training_it_is_fedavg(kind: Any) -> None:
     plain = run(tiny.experiment(FedAvg(local=local), kind))
     assert found.digest == plain.digest
     assert [r["traffic"] for r in found.history] == [r["traffic"] for r in plain.history]
+
+
+def test_a_round_has_two_exchanges() -> None:
+    # Four clients: down twice the model of 1,186 numbers, and 4 means of 6 features with 4 counts
+    # of eight bytes; up the model, samples and steps, and before it 4 sums with 4 counts.
+    result = run(tiny.experiment(RUCR(local=tiny.quick(), last=0)))
+    size = 4 * sum(t.numel() for t in result.tensors.values())
+    table = 4 * 4 * 6 + 8 * 4
+    for record in result.history:
+        assert record["bytes_down"] == 4 * (2 * size + table)
+        assert record["bytes_up"] == 4 * (size + 16 + table)
+
+
+def test_means_are_taken_at_the_received_model() -> None:
+    received = SplitModel(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)))
+    resident = SplitModel(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)))
+    asked = Payload(grouped("model", received.tensors()))
+    sent = RUCR().class_means(asked, tiny.client(DATA, 0, resident))
+    expected = torch.tensor([6.0, 0.0]) @ received.tensors()["0.weight"].T
+    torch.testing.assert_close(sent.tensors["means/sums"][0], expected)
+    form = RUCR().class_means_form(asked, resident, 3)
+    assert defect(sent, form, 2) == ""
+    for counts in ([2, 1, 0], [2, -1, 0]):
+        odd = {**sent.tensors, "means/counts": torch.tensor(counts)}
+        assert "counts" in defect(Payload(odd), form, 2)
 
 
 def test_re_training_changes_nothing_but_what_is_tested_at_the_end() -> None:

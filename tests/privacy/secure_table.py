@@ -66,11 +66,13 @@ class Table:
                 return stop.value
             answer = [self.ask(change(task)) for task in tasks]
 
-    def deliver(self, client: ClientId, sent: Payload | None = None) -> Numbers:
+    def deliver(
+        self, client: ClientId, sent: Payload | None = None, action: str = "train"
+    ) -> Numbers:
         """Return a member's masked vector."""
         x = vector(client)
         told = self.sum.told(MODEL) if sent is None else sent
-        self.member(client).masked(client, told, LAYOUT, x)
+        self.member(client).masked(Task(client, action, told), LAYOUT, x)
         return x
 
     def total(self, delivered: Sequence[ClientId], change: Change = lambda task: task) -> list[int]:

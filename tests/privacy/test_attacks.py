@@ -8,7 +8,6 @@ from fedtail.privacy.attacks import (
     class_shares,
     guess_labels,
     likeness,
-    membership,
     presence,
 )
 
@@ -36,25 +35,6 @@ def test_auc() -> None:
     assert auc(torch.tensor([]), torch.tensor([1.0])) is None
     scores = {0: torch.tensor([5.0, 0.0]), 1: torch.tensor([0.0, 2.0])}
     assert presence(scores, {0: torch.tensor([3, 0]), 1: torch.tensor([0, 1])}) == 1.0
-
-
-def test_membership_finds_what_is_planted_and_nothing_else() -> None:
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(2).repeat(500)
-    low, high = (torch.rand(1000, generator=draw) + shift for shift in (0.0, 1.0))
-    assert membership(low, high, y, y) == pytest.approx(1.0, abs=0.01)
-    same = torch.rand(1000, generator=draw)
-    assert abs(membership(same, torch.rand(1000, generator=draw), y, y) or 0.0) < 0.1
-    assert membership(torch.zeros(0), torch.zeros(0), y[:0], y[:0]) is None
-
-
-def test_membership_is_not_fooled_by_a_long_tail() -> None:
-    # Class 0 has small losses and class 1 large ones, members or not; members are mostly class 0.
-    draw = torch.Generator().manual_seed(0)
-    y_members = (torch.arange(1000) % 10 == 9).long()
-    y_others = (torch.arange(1000) // 2) % 2
-    mine, theirs = (y + 0.1 * torch.rand(1000, generator=draw) for y in (y_members, y_others))
-    assert abs(membership(mine, theirs, y_members, y_others) or 0.0) < 0.15
 
 
 def test_likeness_of_copies_and_of_noise() -> None:

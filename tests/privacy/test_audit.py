@@ -13,7 +13,15 @@ from command_line import fedtail
 
 from fedtail import Arrays, CReFF, Experiment, FedAvg, FedtailError, Method, Natural, run
 from fedtail.folder import RunFolder
-from fedtail.privacy.audit import CLIPPED, ENCRYPTED, NOISY, NOTHING, Audit, audit
+from fedtail.privacy.audit import Audit, audit
+from fedtail.privacy.views import (
+    CLIPPED,
+    NOISY,
+    NOTHING,
+    SUM_CLIPPED,
+    SUM_NOISY,
+    SUM_ONLY,
+)
 from fedtail.setting import prepare
 
 CLIENTS, EACH = 12, 10
@@ -41,15 +49,15 @@ def audited(method: Method[Any], path: Path, epsilon: float = 8.0, **fields: Any
         **fields,
     )
     run(experiment, out=path)
-    return audit(RunFolder(path), prepare(experiment), epsilon)
+    return audit(RunFolder(path), prepare(experiment), epsilon, shadows=4)
 
 
 def test_a_client_with_one_class_is_found_out_without_protection(tmp_path: Path) -> None:
     found = audited(FedAvg(local=tiny.quick()), tmp_path / "run", epsilon=0.01)
     views = {view.protection: view for view in found.views}
-    assert list(views) == [NOTHING, ENCRYPTED, CLIPPED, NOISY]
+    assert set(views) == {NOTHING, SUM_ONLY, CLIPPED, NOISY, SUM_CLIPPED, SUM_NOISY}
     labels = {name: view.labels for name, view in views.items()}
-    open_, sums, clipped, noisy = (labels[n] for n in (NOTHING, ENCRYPTED, CLIPPED, NOISY))
+    open_, sums, clipped, noisy = (labels[n] for n in (NOTHING, SUM_ONLY, CLIPPED, NOISY))
     assert open_ is not None and sums is not None and clipped is not None and noisy is not None
     assert open_.largest == 1.0
     assert open_.distance < 0.1 < open_.blind
@@ -58,6 +66,10 @@ def test_a_client_with_one_class_is_found_out_without_protection(tmp_path: Path)
     assert sums.distance > 0.5
     # A server that is trusted to add the noise sees what it adds it to.
     assert clipped.largest == 1.0
+    # Without class gradients the classifier tells the classes.
+    held = {name: view.presence for name, view in views.items()}
+    assert held[NOTHING] == 1.0 and held[CLIPPED] == 1.0
+    assert held[SUM_ONLY] == pytest.approx(0.5, abs=0.2)
     # Strong noise hides it: chance is 3 of 12.
     assert noisy.largest <= 0.6
     assert noisy.distance > 0.4
@@ -68,7 +80,7 @@ def test_class_gradients_name_the_classes_by_construction(tmp_path: Path) -> Non
     found = audited(method, tmp_path / "run", epsilon=0.01)
     seen = {view.protection: view.presence for view in found.views}
     assert seen[NOTHING] == 1.0
-    assert seen[ENCRYPTED] == pytest.approx(0.5, abs=0.2)
+    assert seen[SUM_ONLY] == pytest.approx(0.5, abs=0.2)
     noisy = seen[NOISY]
     assert noisy is not None and noisy < 0.75
     assert found.features is not None
@@ -93,10 +105,19 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
 def test_the_command_writes_a_page_and_the_numbers(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     assert fedtail("run", "--rounds", "1", "--clients", "4", "--out", folder).code == 0
-    shown = fedtail("audit", folder)
+    shown = fedtail("audit", folder, "--shadows", "4")
     assert shown.code == 0
     assert "| no protection |" in shown.out
     assert (tmp_path / "run" / "audit.md").read_text() in shown.out
     numbers = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert numbers["method"] == "fedavg"
     assert numbers["views"][0]["labels"]["largest"] >= 0.5
+    assert numbers["views"][0]["members"]["shadows"] == 4
+    assert {"error", "cosine", "blind_error"} <= numbers["views"][0]["inversion"].keys()
+
+
+def test_too_few_shadows_are_refused(tmp_path: Path) -> None:
+    for flag in ("--shadows", "--runs"):
+        shown = fedtail("audit", str(tmp_path), flag, "3")
+        assert shown.code == 2
+        assert f"{flag} 3: the membership attack needs 4 shadow models" in shown.err

@@ -363,6 +363,8 @@ def test_another_model_than_the_others_get_is_refused(tmp_path: Path) -> None:
     special = Payload({"model/w": torch.tensor([0.5, -1.25])}, {"lr": 0.1})
     with pytest.raises(Refused, match="something else than the members of this secure sum agreed"):
         seats.deliver(0, seats.sum.told(special))
+    with pytest.raises(Refused, match="something else than the members of this secure sum agreed"):
+        seats.deliver(1, action="show")
     with pytest.raises(Refused, match="outside of a secure sum"):
         seats.deliver(0, MODEL)
 

@@ -25,6 +25,23 @@ def test_by_hand() -> None:
     assert effective_numbers(h, y, 3, "code", 2).tolist() == pytest.approx([2.0, 1.0, 0.0])
 
 
+def test_in_two_dimensions_by_hand() -> None:
+    # (2, 0), (0, 2), (-2, 1): mean (0, 1); directions (2, -1)/√5, (0, 1), (-1, 0). Their mean is
+    # ((2/√5 - 1)/3, (1 - 1/√5)/3) = (-0.035191, 0.184262), squared and added 0.035191: ρ.
+    h = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-2.0, 1.0]])
+    rho = (2 / 5**0.5 - 1) ** 2 / 9 + (1 - 1 / 5**0.5) ** 2 / 9
+    y = torch.zeros(3, dtype=torch.int64)
+    assert float(effective_numbers(h, y, 1, "unbiased", 32)) == pytest.approx(3 / (1 + 3 * rho))
+    assert float(effective_numbers(h, y, 1, "code", 32)) == pytest.approx(1 / rho, rel=1e-4)
+
+
+def test_two_samples_count_as_a_million_in_the_code() -> None:
+    # Their directions are opposite, so the mean is 0, and 10⁻⁶ is the least product.
+    h, y = torch.tensor([[0.0, 1.0], [2.0, 5.0]]), torch.zeros(2, dtype=torch.int64)
+    assert float(effective_numbers(h, y, 1, "code", 32)) == pytest.approx(1e6)
+    assert float(effective_numbers(h, y, 1, "unbiased", 32)) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("n", [2, 3, 16, 200])
 def test_of_independent_samples_all_count(n: int) -> None:
     h, y = torch.randn(n, 64, generator=DRAW), torch.zeros(n, dtype=torch.int64)
@@ -44,3 +61,6 @@ def test_a_leap_is_not_believed() -> None:
     old = torch.tensor([1.0, 1.0, 1.0, 100.0])
     new = torch.tensor([50.0, 101.0, 0.5, 0.5])
     assert without_leaps(old, new).tolist() == [50.0, 1.0, 0.5, 100.0]
+    # A factor of 100 itself is none.
+    assert without_leaps(old[:1], torch.tensor([100.0])).tolist() == [100.0]
+    assert without_leaps(old[3:], torch.tensor([1.5])).tolist() == [1.5]

@@ -63,7 +63,7 @@ def test_global_counts_are_what_the_client_is_told() -> None:
     assert torch.equal(GlobalPrior().counts(told, tiny.client(DATA, 1, MODEL)), told)
 
 
-def test_global_counts_may_be_summed_under_encryption() -> None:
+def test_global_counts_may_be_summed_securely() -> None:
     report = GlobalPrior().report(Payload(), tiny.client(DATA, 0, MODEL), tiny.quick())
     assert report.tensors["counts/classes"].tolist() == [2, 1, 0]
 

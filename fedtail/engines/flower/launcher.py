@@ -61,7 +61,7 @@ class Launch:
     nodes
         How many; each serves as many clients as it must.
     tls
-        Encrypt, and let nodes prove who they are.
+        Let nodes prove who they are by keys of their own, too.
     deadline
         Seconds that an exchange may take; who has not answered by then is left out of it.
     join
@@ -114,6 +114,8 @@ class Launch:
             stack.callback(federation.close)
             self.start(federation, len(setting.federation), folder, resume)
             self.wait(federation, status, RunFollower(folder, callbacks, done))
+            if setting.cohorts is not None and setting.cohorts.secret:
+                status.forget_logs()
         return collect(setting, folder, callbacks)
 
     def start(
@@ -140,7 +142,7 @@ class Launch:
 
     def wait(self, federation: FlowerProcesses, status: StatusFiles, watch: RunFollower) -> None:
         """Wait for the end of the run, or for that of a process it cannot do without."""
-        link, *nodes = federation.started
+        link = federation.started[0]
         until = time.monotonic() + START
         while True:
             federation.look()
@@ -149,11 +151,12 @@ class Launch:
             if said.get("ended"):
                 watch.look()
                 return judge(said)
-            watch.warn(node.ended for node in nodes if node.ended)
             if link.ended:
                 raise RunStopped(f"the {link.ended}")
-            if nodes and all(node.ended for node in nodes):
-                raise RunStopped(f"all nodes are gone: {nodes[0].ended}")
+            watch.warn(federation.revive())
+            nodes = federation.nodes.values()
+            if nodes and all(node.given_up for node in nodes):
+                raise RunStopped(f"all nodes are gone: {federation.nodes[0].started.ended}")
             if said and not alive(said["pid"]) and not status.read().get("ended"):
                 raise RunStopped(f"the server app was killed (logs: {status.folder})")
             if not said and time.monotonic() > until:

@@ -48,6 +48,12 @@ class StatusFiles:
         remove(self.folder / "server.json")
         remove(self.warnings)
 
+    def forget_logs(self) -> None:
+        """Remove what Flower's processes printed: it says which node was asked when."""
+        for path in self.folder.glob("*.log"):
+            if path != self.warnings:
+                remove(path)
+
     def warn(self, message: str) -> None:
         """Write a warning."""
         append_line(self.warnings, " ".join(message.split()))

@@ -145,28 +145,29 @@ class Member:
             }
         )
 
-    def terms(self, client: ClientId, task: Payload) -> Terms:
+    def terms(self, task: Task) -> Terms:
         """Return the terms of the secure sum that a method's task belongs to."""
-        session, _ = told_of(task)
-        return read_terms(self.desk.read(client, session)["terms"])
+        session, _ = told_of(task.payload)
+        return read_terms(self.desk.read(task.client, session)["terms"])
 
-    def masked(self, client: ClientId, task: Payload, layout: str, x: Numbers) -> None:
+    def masked(self, task: Task, layout: str, x: Numbers) -> None:
         """Put the masks over a vector, in place.
 
         Parameters
         ----------
-        client, task
-            Whose it is, and what it was sent: the answer must be to what the terms say.
+        task
+            Whose it is, and what it answers, which must be what the terms say.
         layout
             The digest of what stands where in the vector.
         x
             The vector.
         """
-        session, members = told_of(task)
+        client, (session, members) = task.client, told_of(task.payload)
         self.desk.once(client, session, "masked")
         held = self.desk.read(client, session)
         terms, keys = read_terms(held["terms"]), known_keys(held)
-        if (terms.kind.payload, terms.kind.layout) != (payload_digest(task, SECURE), layout):
+        sent = payload_digest(task.payload, SECURE)
+        if terms.kind[1:] != (task.action, sent, layout):
             raise Refused("was sent something else than the members of this secure sum agreed on")
         if client not in members or not set(members) <= keys.keys():
             raise Refused("the members of this secure sum are not those who announced keys")

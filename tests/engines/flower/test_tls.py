@@ -10,7 +10,7 @@ import pytest
 from real import QUICK, running
 
 from fedtail.engines.flower.processes import Started, free_ports, start, stop
-from fedtail.engines.flower.superlink import CONNECTION, FlowerProcesses, tool
+from fedtail.engines.flower.superlink import CONNECTION, FlowerProcesses
 from fedtail.engines.flower.tls import make_node_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("flower")]
@@ -30,14 +30,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowerProce
 
 def node(federation: FlowerProcesses, name: str, *options: str) -> Started:
     (port,) = free_ports(1)
-    command = [tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}"]
+    command = [federation.tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}"]
     command += ["--port", str(port), "--node-config", "partition-id=0", "--max-retries", "2"]
     log = federation.logs / f"{name}.log"
     return start(name, [*command, *options], log, federation.env)
 
 
 def trust(federation: FlowerProcesses) -> list[str]:
-    assert federation.certificates is not None
     return ["--root-certificates", str(federation.certificates.authority)]
 
 
