@@ -66,7 +66,7 @@ def test_adapters_and_head_are_all_that_travels(name: str) -> None:
     adapters = {key for key in sent if ".lora_" in f".{key}"}
     assert adapters
     # Nothing else is of the body: neither its convolution nor its BatchNorm with the statistics.
-    of_head = {"4.weight", "4.bias"}
+    of_head = frozenset({"4.weight", "4.bias"})
     if name not in FROZEN:
         of_head = prepare(experiment(name, "head")).model.names()
     assert sent - adapters == of_head

@@ -37,7 +37,7 @@ def experiment(train: str, **fields: Any) -> Experiment:
     return tiny.experiment(method, network, per_round=6, train=train, **fields)
 
 
-def trained_names(train: str) -> set[str]:
+def trained_names(train: str) -> frozenset[str]:
     return prepare(experiment(train)).model.names()
 
 
