@@ -41,6 +41,7 @@ from fedtail.engines import Embedded
 from fedtail.engines.block_size import block_size
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.engines.runtime import Runtime, numerics
+from fedtail.folder import environment
 from fedtail.loop import Loop
 from fedtail.setting import Setting, prepare
 from fedtail.totals import Sums
@@ -61,7 +62,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
 ALONE = "held alone"
 ATTACKS = ("times 100", "sign flip", "label flip", "backdoor", "little is enough")
 FACTORS = {"times 100": 100.0, "sign flip": -10.0}
-LOCAL = {"lr": 0.2, "epochs": 5, "batch_size": 16}
+LOCAL = {"lr": 0.1, "epochs": 5, "batch_size": 16}
 RARE = 3  # classes that count as rare
 COPIES = 10  # of what the backdoor is made of
 SCORES = ("all", "rare", "rarest", "taken")
@@ -202,7 +203,7 @@ def plan() -> list[tuple[str, int, str]]:
     return calm + [(kind, f, d) for kind in ATTACKS for f in (1, 3) for d in tried]
 
 
-def read(log: Path) -> dict[str, dict[str, float]]:
+def read(log: Path) -> dict[str, dict[str, Any]]:
     """Return what is done, by run."""
     return dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
 
@@ -212,31 +213,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds where nobody attacks, from 0")
     parser.add_argument("--attack-seeds", type=int, default=3, help="seeds where somebody does")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of each run")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each run")
     parser.add_argument(
         "--log", type=Path, default=Path("attacks.jsonl"), help="what is done, to go on from"
     )
+    parser.add_argument("--done", action="store_true", help="write what the log has, and stop")
     asked = parser.parse_args()
-    seeds = {0: asked.seeds, 1: asked.attack_seeds, 3: asked.attack_seeds}
-    wanted = [(*row, seed) for row in plan() for seed in range(seeds[row[1]])]
-    for kind, attackers, defence, seed in sorted(wanted, key=lambda run: (run[1] > 0, run[3])):
+    for kind, attackers, defence, seed in wanted(asked.seeds, asked.attack_seeds):
         key = f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"
-        if key not in read(asked.log):
+        if key not in read(asked.log) and not asked.done:
             found = outcome(seed, defence, kind, attackers, asked.rounds)
             print(key, found, flush=True)
             with asked.log.open("a") as log:
-                log.write(json.dumps([key, found]) + "\n")
-    done = read(asked.log)
-    rows: list[dict[str, Any]] = []
+                log.write(json.dumps([key, {**found, "commit": environment()["commit"]}]) + "\n")
+    save("attacks", {"rounds": asked.rounds, "rows": rows_of(read(asked.log), asked.rounds)})
+
+
+def wanted(seeds: int, attack_seeds: int) -> list[tuple[str, int, str, int]]:
+    """Return all runs: first where nobody attacks, seed by seed."""
+    each = [(*row, s) for row in plan() for s in range(attack_seeds if row[1] else seeds)]
+    return sorted(each, key=lambda run: (run[1] > 0, run[3]))
+
+
+def rows_of(done: dict[str, dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each attack and defence that was measured, with a score for each seed."""
+    rows = []
     for kind, attackers, defence in plan():
-        each = [
-            done[f"{kind}/{attackers}/{defence}/{asked.rounds}/{seed}"]
-            for seed in range(seeds[attackers])
-        ]
-        row = {"attack": kind, "attackers": attackers, "defence": defence}
-        rows.append({**row, **{name: [e[name] for e in each] for name in SCORES}})
-    counted = {"rounds": asked.rounds, "seeds": asked.seeds, "attack_seeds": asked.attack_seeds}
-    save("attacks", {**counted, "rows": rows})
+        start = f"{kind}/{attackers}/{defence}/{rounds}/"
+        seeds = sorted(int(key.removeprefix(start)) for key in done if key.startswith(start))
+        if seeds:
+            each = [done[f"{start}{seed}"] for seed in seeds]
+            row = {"attack": kind, "attackers": attackers, "defence": defence, "seeds": seeds}
+            scores = {name: [e[name] for e in each] for name in SCORES}
+            rows.append({**row, **scores, "commits": sorted({e["commit"] for e in each})})
+    return rows
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def data() -> tuple[Tensor, Tensor]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of rounds of each method")
+    parser.add_argument("--rounds", type=int, default=6, help="pairs of rounds of each method")
     parser.add_argument("--only", choices=METHODS, help="one method, printed and not saved")
     chosen = parser.parse_args(arguments)
     x, y = data()
