@@ -94,6 +94,9 @@ class Slim:
             isinstance(layer, CONVOLUTIONS) and layer.groups == 1
         ):
             rows, columns = (slice(self.channels(n)) for n in layer.weight.shape[:2])
+            # Of B A all of the rank is kept: a part of the channels of W + B A is one of both.
+            rows = slice(None) if "lora_A." in path else rows
+            columns = slice(None) if "lora_B." in path else columns
             self.cuts[f"{path}weight"] = (rows, columns)
             if layer.bias is not None:
                 self.cuts[f"{path}bias"] = (rows,)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedtail import FedtailError
 from fedtail.models import ModelSpec, SplitModel, experts
+from fedtail.models.lora import merged_model, with_lora
 from fedtail.models.slim import Slim, last_block, top_singular_value, transmitting_matrix
 
 
@@ -33,6 +34,19 @@ def test_a_convolution_is_cut_to_its_first_channels() -> None:
     assert bias is not None
     expected = nn.functional.conv2d(x[:, :1], weight, bias[:2], padding=1)
     torch.testing.assert_close(Slim(conv, 0.25)(x), expected)
+
+
+def test_a_part_of_a_layer_with_lora_is_that_part_of_the_merged_one() -> None:
+    body = nn.Sequential(OrderedDict(conv=nn.Conv2d(4, 8, 3, padding=1), pool=nn.Flatten()))
+    model = with_lora(SplitModel(nn.Sequential(body, nn.Linear(200, 2))), "lora:r=2")
+    with torch.no_grad():
+        for name, tensor in model.live():
+            tensor.copy_(drawn(*tensor.shape, seed=len(name)))
+    plain = merged_model(model).module
+    found, expected = (
+        Slim(net.get_submodule("0.conv"), 0.25)(drawn(2, 4, 5, 5)) for net in (model.module, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
