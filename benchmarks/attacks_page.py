@@ -21,8 +21,8 @@ ALIKE = "clients alike"
 SPLITS = {"none": "", ALONE: ", and one client alone holds each of the three rarest classes"}
 UNMEASURED = """## Somebody attacks
 
-Not measured yet. `python -m benchmarks.attacks` has one and three of ten clients attack in five ways,
-and this page is written from what it finds.
+Not measured yet. `python -m benchmarks.attacks` has one and three of ten clients attack in five
+ways, and this page is written from what it finds.
 """
 ATTACKED = """*Times 100*: the change of the model a hundred times; *sign flip*: ten times the
 change, backwards; *label flip*: honest training on labels c → 9 − c; *backdoor*: copies of the
