@@ -39,6 +39,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("groups", "index"): {"many_until": 2, "medium_until": 5},
     ("data source", "npz"): {"path": "mine.npz"},
     ("data source", "folder"): {"path": "images"},
+    ("data source", "table"): {"path": "mine.csv"},
     ("data source", "hf"): {"path": "someone/something"},
     ("model", "hf"): {"path": "someone/something"},
 }

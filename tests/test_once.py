@@ -21,8 +21,8 @@ from fedtail.models import SplitModel
 from fedtail.once import Encoder, head_alone
 from fedtail.setting import prepare
 
-WHOLE = {"fedalign"}
-"""Methods that train more of a network than its head."""
+WHOLE = {"fedalign", "fedyoyo"}
+"""Methods that train more of a network than its head, or change inputs themselves."""
 
 
 class Body(nn.Module):
@@ -119,6 +119,7 @@ def test_each_sample_is_computed_once() -> None:
     [
         ({"augment": Augment(flip=True)}, "images are changed at random (augment)"),
         ({"method": Method.model_validate({"name": "paco", "jitter": 0.1})}, "'paco' changes"),
+        ({"method": Method.model_validate({"name": "fedyoyo"})}, "'fedyoyo' changes"),
         ({"method": Method.model_validate({"name": "creff", "gradients": "augmented"})}, "creff"),
         ({"model": nn.Sequential(Body(), nn.Dropout(), nn.ReLU(), nn.Linear(36, 4))}, "training"),
     ],

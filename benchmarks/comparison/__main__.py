@@ -26,8 +26,8 @@ PROTOCOLS = Path(__file__).parents[1] / "protocols"
 TRIALS = 8
 SEEDS = {"f": 5, "s": 3, "c": 2, "r": 5, "n": 3}
 RANGES = {
-    "closed-form,head=ridge": {"head.rho": "0.03..30:log"},
-    "closed-form,head=lda": {"head.shrinkage": "0.01..1:log"},
+    "closed-form,head=ridge": {"method.head.rho": "0.03..30:log"},
+    "closed-form,head=lda": {"method.head.shrinkage": "0.01..1:log"},
 }
 """Fields that only one choice of a part has, and that `fedtail/study/space.py` cannot name."""
 METHODS = (

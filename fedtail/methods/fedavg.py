@@ -27,15 +27,7 @@ from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.local_run import LocalRun as LocalRun
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import (
-    Client,
-    Exchange,
-    Payload,
-    Server,
-    Task,
-    Tensors,
-    grouped,
-)
+from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import (
     BatchSampler,

@@ -32,15 +32,7 @@ from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.experts import ExpertModel, with_experts
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import (
-    Client,
-    ClientId,
-    Exchange,
-    Payload,
-    Server,
-    Task,
-    Tensors,
-)
+from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, Tensors
 from fedtail.reduce import Reduced
 from fedtail.training import ClassPrior, ProxyPrior
 from fedtail.training.priors import counts_form

@@ -65,7 +65,8 @@ def test_the_protocol_of_a_cell_is_the_papers() -> None:
     local = plain["method"]["local"]
     assert (local["lr"], local["momentum"], local["epochs"]) == (0.1, 0.9, 5)
     assert (local["batch_size"], local["clip"]) == (64, 1.0)
-    assert plain["augment"] == {"crop": 4, "flip": True, "cutout": 16, "per_batch": False}
+    pixels = {"crop": 4, "flip": True, "cutout": 16, "rotate": 0.0, "auto": False}
+    assert plain["augment"] == {**pixels, "per_batch": False}
 
 
 def test_samples_are_counted_by_hand() -> None:

@@ -103,7 +103,7 @@ def test_only_linear_heads(head: nn.Module) -> None:
 def test_augmented_as_in_training() -> None:
     # Doubling every input doubles features, so at the zero head it doubles the weight's gradient.
     class Twice:
-        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        def __call__(self, x: Tensor, generator: torch.Generator, constants: object) -> Tensor:
             return 2 * x
 
     model = identity()

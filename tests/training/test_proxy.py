@@ -286,7 +286,7 @@ def test_the_rate_is_that_of_the_first_round() -> None:
 def test_it_trains_on_augmented_samples() -> None:
     # Twice the features are twice the gradient at a zero head.
     class Twice:
-        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        def __call__(self, x: Tensor, generator: torch.Generator, constants: object) -> Tensor:
             return 2 * x
 
     data = constant([(4, 2, 0)])
