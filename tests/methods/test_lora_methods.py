@@ -34,7 +34,6 @@ FIRST_STEP = [
     "fedavg",
     "fedavgm",
     "fedlc",
-    "fedloge",
     "fednova",
     "fedprox",
     "fedrod",
