@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attacks import ALONE, ATTACKS, DEFENCES
+from benchmarks.attacks import ALONE, ATTACKS, DEFENCES, plan
 from benchmarks.results_file import RESULTS
 from fedtail.files import write_atomic
 
@@ -19,10 +19,10 @@ Rows = dict[tuple[str, int, str], dict[str, Any]]
 """By attack, how many attack, and defence."""
 ALIKE = "clients alike"
 SPLITS = {"none": "", ALONE: ", and one client alone holds each of the three rarest classes"}
-UNMEASURED = """## Somebody attacks
+UNMEASURED = """## What is missing
 
-Not measured yet. `python -m benchmarks.attacks` has one and three of ten clients attack in five
-ways, and this page is written from what it finds.
+`python -m benchmarks.attacks` has one and three of ten clients attack in five ways, and this page
+is written from what it has found so far.
 """
 ATTACKED = """*Times 100*: the change of the model a hundred times; *sign flip*: ten times the
 change, backwards; *label flip*: honest training on labels c → 9 − c; *backdoor*: copies of the
@@ -50,7 +50,8 @@ def page(found: dict[str, Any]) -> str:
     parts = [_calm(rows, kind) for kind in SPLITS if (kind, 0, ALIKE) in rows]
     parts += [_attacked(rows, f) for f in (1, 3) if any(key[1] == f for key in rows)]
     parts += [_backdoor(rows)] if any(key[0] == "backdoor" for key in rows) else []
-    parts += [] if any(key[1] for key in rows) else [UNMEASURED]
+    missing = [row for row in plan() if row[1] and row not in rows]
+    parts += [UNMEASURED] if missing else []
     return f"""# What robust means cost and save
 
 <!-- Written by `python -m benchmarks.attacks_page` from benchmarks/results/attacks.json. -->
@@ -110,17 +111,18 @@ def finding(rows: Rows, kind: str) -> str:
 
 def _attacked(rows: Rows, attackers: int) -> str:
     some = next(row for key, row in rows.items() if key[1] == attackers)
+    kinds = [k for k in ATTACKS if (k, attackers, "none") in rows]
     lines = [
         f"## {'One' if attackers == 1 else 'Three'} of ten attack",
         "",
         ATTACKED if attackers == 1 else "",
         f"{_seeds(some)} All / rare:",
         "",
-        f"| mean | {' | '.join(ATTACKS)} |",
-        "|---" * (1 + len(ATTACKS)) + "|",
+        f"| mean | {' | '.join(kinds)} |",
+        "|---" * (1 + len(kinds)) + "|",
     ]
     for d in DEFENCES:
-        each = [rows.get((kind, attackers, d)) for kind in ATTACKS]
+        each = [rows.get((kind, attackers, d)) for kind in kinds]
         if any(each):
             cells = [f"{_spread(r['all'])} / {_spread(r['rare'])}" if r else "" for r in each]
             lines.append(f"| {HOW[d]} | {' | '.join(cells)} |")
