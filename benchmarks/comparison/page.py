@@ -13,10 +13,13 @@ from typing import Any
 
 import matplotlib
 
+from benchmarks.comparison.__main__ import PROTOCOLS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
+from fedtail.methods import Method
 from fedtail.study.paired import difference
+from fedtail.study.spec import split_spec
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
@@ -82,11 +85,26 @@ def of(letter: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
 def part(letter: str, cells: Mapping[str, Cell]) -> str:
     """Return the tables of one protocol: scores, ranks, differences."""
     mine = of(letter, cells)
-    lines = [f"## {TITLES[letter]}", "", SAID[letter], "", table(mine), ""]
+    lines = [
+        f"## {TITLES[letter]}",
+        "",
+        f"{SAID[letter]} {so_far(letter, mine)}",
+        "",
+        table(mine),
+        "",
+    ]
     means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}
     if len(mine) > 1 and len(shared(means)) > 2:
         lines += [ranked(letter, mine), ""]
     return "\n".join(lines)
+
+
+def so_far(letter: str, cells: Mapping[str, Cell]) -> str:
+    """Say how much of a protocol has been run."""
+    planned = len(list(PROTOCOLS.glob(f"{letter}_*.toml")))
+    methods = len(list(Method.registry))
+    most = len({split_spec(label)[0] for cell in cells.values() for label in cell})
+    return f"Measured so far: {len(cells)} of {planned} cells, {most} of {methods} methods."
 
 
 def averages(cell: Cell, key: str) -> dict[str, float]:
