@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -115,8 +115,9 @@ def write_speech(name: str, out: Path, threads: int) -> Path:
     if accuracy < LEARNED_ENOUGH:
         raise RuntimeError("the network has not learned the words: it is no encoder")
     path = out / "speech_arabic_encoder.npz"
-    network = result.network
-    network.fc = torch.nn.Linear(network.fc.in_features, len(heard.classes))  # type: ignore[arg-type,union-attr]
+    network: Any = result.network
+    words_heard = int(heard.y_train.max()) + 1
+    network.fc = torch.nn.Linear(network.fc.in_features, words_heard)
     data = Arrays(**_arrays(heard), mean=mean, std=std)
     write_features(Experiment(data=data, model=network, threads=threads), path)
     return path
@@ -130,7 +131,8 @@ def write_text(name: str, out: Path, threads: int) -> Path:
     """Write mean word vectors of fortunes, with their topics as classes."""
     from tokenizers import Tokenizer
 
-    (place,) = importlib.util.find_spec("wordllama").submodule_search_locations  # type: ignore[union-attr,misc]
+    package: Any = importlib.util.find_spec("wordllama")
+    (place,) = package.submodule_search_locations
     words = Tokenizer.from_file(f"{place}/tokenizers/l2_supercat_tokenizer_config.json")
     (vectors,) = load_file(f"{place}/weights/l2_supercat_256.safetensors").values()
     texts = fortunes()

@@ -9,7 +9,7 @@ from fedtail.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedtail.methods import *  # noqa: F403 - mypy does not follow the list in the other
-    from fedtail.public import *  # noqa: F403
+    from fedtail.public import *  # noqa: F403 - all that stands there, and nothing else
 else:
     # What needs PyTorch, which takes more than a second, is imported when it is first asked for:
     # not for `fedtail --help`, and not in a process that only needs one part.

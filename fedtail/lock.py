@@ -21,8 +21,8 @@ from fedtail.files import make_folder
 
 try:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 LOCK = "lock"
 

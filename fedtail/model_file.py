@@ -223,7 +223,8 @@ def found(place: str, where: str, argument: str, trust: bool) -> Callable[..., A
             f"'{where}' was trained with '{place}', which is not here: import '{name}' first, or "
             f"give it: fedtail.load('{where}', {argument}=...)"
         )
-    return thing  # type: ignore[no-any-return]
+    factory: Callable[..., Any] = thing
+    return factory
 
 
 def structure_of(module: nn.Module) -> str:

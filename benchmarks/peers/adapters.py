@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class Bare:
         self.x, self.y = workload.data()
         if self.x.ndim == 4:
             self.x = self.x.contiguous(memory_format=torch.channels_last)
-            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            cast(Any, self.network).to(memory_format=torch.channels_last)  # torch's stub lacks it
 
     def round(self) -> Seconds:
         """Train on the samples of one cohort."""
@@ -200,7 +200,7 @@ class Pfl:
                 """Return nothing: nobody tests."""
                 return {}
 
-        class Once(TrainingProcessCallback):  # type: ignore[misc]
+        class Once(TrainingProcessCallback):  # type: ignore[misc]  # has no types
             """Ends `run` after one iteration; it goes on where it was when called again."""
 
             def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
@@ -251,7 +251,7 @@ class Fluke:
         from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
         from fluke.utils import FederationObserver
 
-        class Watch(FederationObserver):  # type: ignore[misc]
+        class Watch(FederationObserver):  # type: ignore[misc]  # has no types
             """Notes when a round begins and ends."""
 
             taken: Seconds = (0.0, 0.0)

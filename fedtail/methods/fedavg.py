@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from fedtail.forms import COUNT, SAMPLES, First, Form, like
 from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method, action
-from fedtail.methods.local_run import LocalRun as LocalRun
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
 from fedtail.reduce import Reduced
@@ -39,6 +38,7 @@ from fedtail.training import (
     Shuffled,
     normalisable,
 )
+from fedtail.training.local_run import LocalRun as LocalRun
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def passed_on(content: Content, context: Context, target: str, given: dict[str, 
             return Resident(folder_of(context), os.getppid()).ask(content, context, target, given)
         except NoResident as error:
             logger.warning("every message is answered by a new process, which is slow: %s", error)
-    return object_named(target)(content, context, **given)  # type: ignore[no-any-return]
+    answer: Content = object_named(target)(content, context, **given)
+    return answer
 
 
 def is_short_lived() -> bool:
