@@ -71,6 +71,32 @@ def test_secure_equals_plain(name: str) -> None:
             assert mine["method"][key] == pytest.approx(value, rel=1e-5, abs=1e-6)
 
 
+BOUND = {"name": "norm_bound", "bound": 0.05}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "creff", "redgrape", "scaffold", "fednova", "gbme"])
+def test_clients_that_shorten_their_changes_are_a_servers_norm_bound(name: str) -> None:
+    experiment = tiny.experiment(METHODS[name], tiny.norm_model, rounds=2, workers=0, robust=BOUND)
+    here = run(experiment)
+    found = run(experiment.but(secure=True))
+    # Both in float64; a number of a secure sum is rounded to 2^-35, the mean to float32.
+    assert far(found, here) < 1e-6
+    assert far(found, run(experiment.but(robust="none"))) > 1e-3  # the bound does something
+
+
+def test_a_bound_that_nobody_reaches_is_the_mean_of_clients_alike() -> None:
+    wide = {"name": "norm_bound", "bound": 1e6}
+    experiment = tiny.experiment(rounds=1, workers=0, secure=True)
+    alike = run(experiment.but(robust=wide))
+    assert far(alike, run(experiment.but(secure=False, robust=wide))) < 1e-6
+    assert far(alike, run(experiment)) > 1e-3  # which weighs by samples
+
+
+def test_worker_processes_shorten_the_same_changes() -> None:
+    experiment = tiny.experiment(METHODS["creff"], rounds=2, secure=True, robust=BOUND)
+    assert run(experiment.but(workers=1)).digest == run(experiment.but(workers=0)).digest
+
+
 @pytest.mark.parametrize("name", ["creff", "redgrape", "gbme"])
 def test_masks_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same whole numbers without masks, and again with others.
@@ -225,7 +251,7 @@ def test_below_the_threshold_there_is_no_sum(action: str) -> None:
 
 
 def test_a_lower_threshold_survives_more() -> None:
-    experiment = tiny.experiment(per_round=6, rounds=1, workers=0)
+    experiment = tiny.experiment(per_round=6, rounds=1, workers=0, secure=True)
     chosen = experiment.but(secure_threshold=0.51)  # four of six; of five three
     with pytest.raises(RunStopped, match="3 members delivered, fewer than the 4"):
         summed(chosen, losing(3, 4, 5, action="train"))
