@@ -65,6 +65,11 @@ over seeds (and standard deviation where there are several). *All*: the mean ove
 over the three rarest. Robust means count clients alike, so the plain mean of clients that count
 alike is what they are held against.
 
+With [secure sums](../how-to/privacy.md#let-the-server-see-sums-only) nobody looks at updates, and
+`norm_bound` with a fixed `bound` is the only one of these: each client shortens its own change. With
+honest clients that is the same mean. **It protects against none of the attacks below**, because who
+attacks just does not shorten: it holds honest clients only, whose long changes would count for most.
+
 {"".join(parts).rstrip()}
 """
 

@@ -146,7 +146,9 @@ class Experiment(Config):
     )
     privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
     robust: RobustMean = Field(
-        PlainMean(), description="a mean that a few clients with bad updates cannot own"
+        PlainMean(),
+        description="a mean that a few clients with bad updates cannot own; with `secure` only "
+        "norm_bound with a `bound`, which each client keeps itself: one that lies does not",
     )
     plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(

@@ -24,7 +24,7 @@ from fedtail.privacy.client_side import ClientProtection
 from fedtail.privacy.clipping import CLIP
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.secure.crypto import signing_public
-from fedtail.privacy.secure.desk import Desk
+from fedtail.privacy.secure.desk import desk_beside
 from fedtail.privacy.secure.member import Identity, Member
 from fedtail.protocol import Task
 
@@ -70,7 +70,7 @@ def node_member(config: Mapping[str, Any], store: Store) -> Member:
             "takes part in secure sums only with a state-dir in its --node-config, where it marks "
             "what it has answered"
         )
-    return Member(Desk(store.folder / "secure"), node_identity(config))
+    return Member(desk_beside(store.folder), node_identity(config))
 
 
 def node_identity(config: Mapping[str, Any]) -> Identity | None:
