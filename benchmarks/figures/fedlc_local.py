@@ -113,7 +113,7 @@ def by_group(counts: np.ndarray, accuracies: Sequence[Sequence[float]]) -> Accur
 
 def draw(numbers: Plain) -> Figure:
     """Draw a panel a stage, a group of bars a kind of class."""
-    figure = new_figure(8.4, 3.0)
+    figure = new_figure(8.4, 3.2)
     stages = ("before", "after a local update", "after averaging")
     panels = figure.subplots(1, 3, sharey=True)
     colours = ("0.55", "tab:orange", "tab:blue")
@@ -127,7 +127,8 @@ def draw(numbers: Plain) -> Figure:
         axes.set_xticks(range(len(GROUPS)), GROUPS)
         axes.grid(axis="y", alpha=0.3)
     panels[0].set_ylabel("accuracy in percent")
-    panels[0].legend(frameon=False, fontsize=7, loc="lower left")
+    handles, titles = panels[0].get_legend_handles_labels()
+    figure.legend(handles, titles, frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return figure
 
 
