@@ -66,9 +66,10 @@ over the three rarest. Robust means count clients alike, so the plain mean of cl
 alike is what they are held against.
 
 With [secure sums](../how-to/privacy.md#let-the-server-see-sums-only) nobody looks at updates, and
-`norm_bound` with a fixed `bound` is the only one of these: each client shortens its own change. With
-honest clients that is the same mean. **It protects against none of the attacks below**, because who
-attacks just does not shorten: it holds honest clients only, whose long changes would count for most.
+of these only `norm_bound` with a fixed `bound` is left: each client shortens its own change. If all
+do, it is the same mean. **Against a client that lies it is nothing**: it just does not shorten, so
+that the rows below do not hold for it. It bounds those who run the code as it is, wrong labels
+included.
 
 {"".join(parts).rstrip()}
 """
