@@ -8,7 +8,6 @@ present class, or more), *rare* (fewer) or *missing*. Beside it the accuracy aft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,13 +16,11 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.figures.common import (
-    DEMO,
     Plain,
-    arguments,
     experiment,
     new_figure,
     publish,
-    read_protocol,
+    short_runs,
     summary,
 )
 from fedtail import Arrays, Experiment, Result, run
@@ -134,10 +131,7 @@ def draw(numbers: Plain) -> Figure:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, save, draw."""
-    parser = arguments(__doc__, DEMO)
-    parser.add_argument("--rounds", type=int, default=20, help="before the update (default: 20)")
-    chosen = parser.parse_args(words)
-    protocol = read_protocol(Path(chosen.protocol), rounds=chosen.rounds)
+    protocol, chosen = short_runs(__doc__, words)
     numbers = measure(protocol, chosen.seeds)
     publish("fedlc_local", numbers, draw(numbers), chosen.out)
 

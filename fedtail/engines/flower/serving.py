@@ -206,6 +206,7 @@ def remote(
         tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
     )
     dataset = Dataset(none, held, classes, normalisation=normalisation)
+    method.check_data(dataset)
     federation = Federation(
         dataset, parts, None, device, runs_on_images(trained, device), tokens=tokens
     )
