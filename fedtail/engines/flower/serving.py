@@ -45,7 +45,7 @@ from fedtail.setting import (
     takes_whole,
 )
 
-TOLD = {
+CONFIG_NAMES = {
     field: field.replace("_", "-")
     for field in (
         *("clients", "rounds", "seed", "threads", "per_round", "min_clients", "validation"),
@@ -169,7 +169,7 @@ def executor_of(
 
 def told_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment that a run's configuration has."""
-    given = {field: config[name] for field, name in TOLD.items() if name in config}
+    given = {field: config[name] for field, name in CONFIG_NAMES.items() if name in config}
     for section in ("privacy", "robust"):
         of = f"{section}."
         told = {name.removeprefix(of): v for name, v in config.items() if name.startswith(of)}
