@@ -81,7 +81,7 @@ def _signals(diagnosis: Diagnosis) -> Iterator[str]:
     yield "<th>signal</th><th>reading</th><th>number</th><th>says</th></tr></thead><tbody>"
     for signal in diagnosis.signals.values():
         colour = COLOURS.get(signal.verdict, "--soft")
-        said = escape(verdict(signal) or "shown only")
+        said = escape(verdict(signal))
         yield (
             f"<tr><th>{signal.reading.id}</th><td>{escape(signal.reading.title)}</td>"
             f'<td>{escape(measured(signal))}</td><td style="color: var({colour})">{said}</td></tr>'

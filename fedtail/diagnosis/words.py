@@ -11,7 +11,14 @@ from fedtail.metrics.traffic import human_bytes
 if TYPE_CHECKING:
     from fedtail.diagnosis.doctor import Diagnosis
 
-MARKS = {"yes": "!", "no": "-", "unsure": "?", "unknown": " ", "shown": " "}
+WRONG = "What is wrong"
+SECTIONS = {
+    WRONG: ("yes",),
+    "Not enough signal": ("unsure",),
+    "What is not wrong": ("no",),
+    "Beside that": ("shown", "unknown"),
+}
+"""In which order signals are told, by their verdicts."""
 UNREAD = "cannot be read here"
 
 
@@ -51,10 +58,10 @@ def verdict(signal: Signal) -> str:
             return signal.reading.otherwise
         case "unsure":
             lean = signal.reading.finding if signal.fired else signal.reading.otherwise
-            return f"not enough signal; rather {lean}"
+            return f"not enough signal, rather {lean}"
         case "unknown":
             return UNREAD
-    return ""
+    return "shown"
 
 
 def bound(diagnosis: Diagnosis) -> str:
@@ -84,13 +91,16 @@ def beside(diagnosis: Diagnosis) -> Iterator[str]:
 
 def told(diagnosis: Diagnosis) -> Iterator[str]:
     """Give a diagnosis line by line."""
-    yield "What is wrong"
-    for signal in diagnosis.signals.values():
-        said = verdict(signal)
-        yield f" {MARKS[signal.verdict]} {signal.reading.id:4}{said or signal.reading.title}"
-        detail = measured(signal)
-        yield f"       {signal.reading.title}: {detail}" if said else f"       {detail}"
-    yield f"   {bound(diagnosis)}"
+    every = diagnosis.signals.values()
+    for title, verdicts in SECTIONS.items():
+        chosen = [signal for signal in every if signal.verdict in verdicts]
+        if chosen or title == WRONG:
+            yield title
+        for signal in chosen:
+            said = "" if signal.verdict == "shown" else f"{verdict(signal)}: "
+            yield f"  {signal.reading.id:5}{said}{signal.reading.title} {measured(signal)}"
+        if title == WRONG:
+            yield f"       {bound(diagnosis)}" if chosen else "       Nothing that it can see."
     yield ""
     yield f"What to do: {diagnosis.method} (rule {diagnosis.rule} of {len(RULES)})"
     yield from (f"   {sentence}" for sentence in diagnosis.because)

@@ -51,15 +51,15 @@ def test_a_known_tail_and_a_known_skew(imbalance: float, alpha: float) -> None:
     # estimated from 24 has a relative deviation of about √(2/23) = 0.3.
     expected = 1 / (alpha * blobs.CLASSES + 1)
     assert value(diagnosis, "skew") == pytest.approx(expected, abs=0.02 + 0.6 * expected)
-    assert verdict(diagnosis, "skew") == ("yes" if alpha == 0.1 else verdict(diagnosis, "skew"))
-    assert alpha < 100 or verdict(diagnosis, "skew") == "no"
-    assert alpha == 0.1 or verdict(diagnosis, "tail") == ("yes" if imbalance > 1 else "no")
+    if alpha != 1:
+        assert verdict(diagnosis, "skew") == ("yes" if alpha == 0.1 else "no")
+    if alpha != 0.1:  # at 0.1, 24 draws of almost one class each make a tail of their own
+        assert verdict(diagnosis, "tail") == ("yes" if imbalance > 1 else "no")
     assert verdict(diagnosis, "shift") != "yes"
 
 
 def test_what_follows() -> None:
     assert found(1, 100).method == "fedavg"
-    assert found(1, 0.1).method == "slac" or verdict(found(1, 0.1), "tail") == "no"
     assert found(100, 0.1).method == "slac"
     assert found(10, 100).method == "balancefl"
 
@@ -180,9 +180,8 @@ def test_rules_come_in_order() -> None:
 def test_the_page_has_every_threshold() -> None:
     page = (ROOT / "docs" / "how-to" / "doctor.md").read_text(encoding="utf-8")
     for reading in READINGS:
-        (line,) = [
-            li for li in page.splitlines() if li.startswith("|") and f"`{reading.key}`" in li
-        ]
+        rows = [row for row in page.splitlines() if row.startswith("|")]
+        (line,) = [row for row in rows if f"`{reading.key}`:" in row]
         if reading.threshold is not None:
             shown = 100 * reading.threshold if reading.unit == "%" else reading.threshold
             assert f" {shown:g}" in line
@@ -195,19 +194,8 @@ def test_the_page_has_every_threshold() -> None:
 
 def test_the_command_and_its_folder(tmp_path: Path) -> None:
     out = tmp_path / "probe"
-    flags = [
-        "--imbalance",
-        "20",
-        "--alpha",
-        "0.3",
-        "--clients",
-        "8",
-        "--lr",
-        "0.1",
-        "--rounds",
-        "9",
-    ]
-    result = fedtail("doctor", *flags, "--probe", "1", "--out", str(out))
+    flags = ["--imbalance", "20", "--alpha", "0.3", "--clients", "8", "--lr", "0.1"]
+    result = fedtail("doctor", *flags, "--rounds", "9", "--probe", "1", "--out", str(out))
     assert result.code == 0
     assert "What is wrong" in result.out
     assert "What it costs" in result.out

@@ -125,9 +125,7 @@ def test_feature_shift_by_hand() -> None:
     # Two classes of 20 samples at four clients each, 5 a client: Σ n² / N = 100 / 20 = 5, so that
     # n₀ = 2 (20 − 5) / 6 = 5. B = 4 with 6, W = 40 − 4 = 36 with 40 − 8 = 32 degrees of freedom.
     exams = [exam([10, 10], squares=[50, 50]) for _ in range(2)]
-    found = readings(
-        json.loads(json.dumps([group([10, 10], [[5, 5]] * 2)] * 2)), exams, [[0, 0], [0, 0]]
-    )
+    found = readings([group([10, 10], [[5, 5]] * 2)] * 2, exams, [[0, 0], [0, 0]])
     b, w = 4 / 6, 36 / 32
     assert found.shift([0, 1]) == pytest.approx((b - w) / (b + 4 * w))
 
