@@ -13,7 +13,7 @@ import tomli_w
 from fedtail.callbacks import Callback, Record
 from fedtail.data.held_out import Validation
 from fedtail.diagnosis.parts import trained_parts
-from fedtail.diagnosis.rules import READINGS, RULES, Signal, decide, doubts, read
+from fedtail.diagnosis.rules import READINGS, RULES, Signal, decide, doubts, signal_of
 from fedtail.diagnosis.signals import Readings
 from fedtail.engines.robust import PlainMean
 from fedtail.errors import FedtailError
@@ -30,7 +30,7 @@ from fedtail.volume import Traffic, Volume, form_bytes, model_bytes
 
 ROUNDS = 5
 """How long the probe is, unless said otherwise."""
-HELD_OUT = 0.2
+PROBE_SHARE = 0.2
 """What clients hold out of the probe, where the experiment names no share of samples."""
 SEEN = 0.9
 """How likely a round should have somebody who holds the rarest class."""
@@ -132,9 +132,9 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        from fedtail.diagnosis.words import told
+        from fedtail.diagnosis.words import diagnosis_lines
 
-        return "\n".join(told(self))
+        return "\n".join(diagnosis_lines(self))
 
 
 def doctor(
@@ -166,10 +166,10 @@ def doctor(
     result = start(asked, **({} if out is None else {"out": out}), callbacks=callbacks)
     found = diagnosed(experiment, setting, result.history)
     if out is not None:
-        from fedtail.diagnosis.page import leave
+        from fedtail.diagnosis.page import leave_diagnosis
 
         found = replace(found, folder=Path(out))
-        leave(found, Path(out))
+        leave_diagnosis(found, Path(out))
     return found
 
 
@@ -185,7 +185,7 @@ def probe_of(experiment: Experiment, rounds: int) -> Experiment:
         method=Probe(local=getattr(experiment.method, "local", LocalTraining())),
         rounds=rounds,
         eval_every=rounds,
-        validation=held if held.share and held.by == "sample" else Validation(share=HELD_OUT),
+        validation=held if held.share and held.by == "sample" else Validation(share=PROBE_SHARE),
         keep="last",
         patience=0,
         finish=NoFinish(),
@@ -211,7 +211,7 @@ def diagnosed(experiment: Experiment, setting: Setting, history: Sequence[Record
     clients = len(setting.federation)
     cohort = min(experiment.per_round or clients, clients)
     readings = Readings(history, clients, cohort)
-    signals = {reading.key: read(reading, readings) for reading in READINGS}
+    signals = {reading.key: signal_of(reading, readings) for reading in READINGS}
     frozen = all(of_head for _, of_head in trained_parts(setting.base))
     fired = {**{key: signal.fired for key, signal in signals.items()}, "frozen": frozen}
     rule = RULES[decide(fired)]

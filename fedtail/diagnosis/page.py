@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtail.diagnosis.rules import RULES
-from fedtail.diagnosis.words import beside, bound, measured, verdict
+from fedtail.diagnosis.words import bound, measured, verdict, what_else
 from fedtail.files import write_atomic
 from fedtail.metrics.traffic import human_bytes
 from fedtail.report.document import page_policy, page_style
@@ -18,16 +18,16 @@ from fedtail.version import __version__
 if TYPE_CHECKING:
     from fedtail.diagnosis.doctor import Diagnosis
 
-MOST_CLASSES = 200
+SHOWN_CLASSES = 200
 """Classes of the table; of more, those with the most samples."""
-SCRIPT = (
+DARK_SCRIPT = (
     "if (matchMedia('(prefers-color-scheme: dark)').matches) "
     "document.documentElement.dataset.theme = 'dark';"
 )
-COLOURS = {"yes": "--bad", "unsure": "--c4", "no": "--c2"}
+VERDICT_COLOURS = {"yes": "--bad", "unsure": "--c4", "no": "--c2"}
 
 
-def leave(diagnosis: Diagnosis, folder: Path) -> None:
+def leave_diagnosis(diagnosis: Diagnosis, folder: Path) -> None:
     """Write the page, the numbers and the recommended experiment into a run folder."""
     write_atomic(folder / "doctor.html", doctor_page(diagnosis))
     write_atomic(folder / "doctor.json", json.dumps(diagnosis.to_json(), indent=1) + "\n")
@@ -39,10 +39,10 @@ def doctor_page(diagnosis: Diagnosis) -> str:
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{page_policy(SCRIPT)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{page_policy(DARK_SCRIPT)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<title>fedtail doctor</title>\n<link rel="icon" href="data:,">',
-            f"<style>\n{page_style()}\n</style>\n<script>{SCRIPT}</script>\n</head>\n<body>",
+            f"<style>\n{page_style()}\n</style>\n<script>{DARK_SCRIPT}</script>\n</head>\n<body>",
             "<header><div><h1>fedtail doctor</h1>",
             f"<p>{escape(_about(diagnosis))}</p></div></header>\n<main>",
             *_advice(diagnosis),
@@ -64,7 +64,7 @@ def _about(diagnosis: Diagnosis) -> str:
 
 def _advice(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"<section><h2>What to do: <code>{escape(diagnosis.method)}</code></h2>"
-    for sentence in (*diagnosis.because, bound(diagnosis), *beside(diagnosis)):
+    for sentence in (*diagnosis.because, bound(diagnosis), *what_else(diagnosis)):
         yield f"<p>{escape(sentence)}</p>"
     yield (
         f"<p>About {human_bytes(diagnosis.bytes)} to and from clients, {diagnosis.seconds:.0f} s "
@@ -80,7 +80,7 @@ def _signals(diagnosis: Diagnosis) -> Iterator[str]:
     yield '<section><h2>Signals</h2><div class="scroll"><table class="plain"><thead><tr>'
     yield "<th>signal</th><th>reading</th><th>number</th><th>says</th></tr></thead><tbody>"
     for signal in diagnosis.signals.values():
-        colour = COLOURS.get(signal.verdict, "--soft")
+        colour = VERDICT_COLOURS.get(signal.verdict, "--soft")
         said = escape(verdict(signal))
         yield (
             f"<tr><th>{signal.reading.id}</th><td>{escape(signal.reading.title)}</td>"
@@ -93,7 +93,7 @@ def _classes(diagnosis: Diagnosis) -> Iterator[str]:
     yield '<section><h2>Classes from head to tail</h2><div class="scroll"><table><thead><tr>'
     yield "<th>class</th><th>samples</th><th>clients that hold it</th><th>trained head</th>"
     yield "<th>closed form</th></tr></thead><tbody>"
-    rows = sorted(diagnosis.classes, key=lambda row: -row["samples"])[:MOST_CLASSES]
+    rows = sorted(diagnosis.classes, key=lambda row: -row["samples"])[:SHOWN_CLASSES]
     for row in rows:
         scores = "".join(
             f"<td>{'–' if row[k] is None else f'{100 * row[k]:.0f} %'}</td>"

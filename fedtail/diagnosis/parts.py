@@ -70,7 +70,7 @@ ASIDE = {"spread": Spread._fields, "surest": Surest._fields}
 """Groups of an examination that are a few numbers each."""
 
 
-def as_numbers(told: Sequence[float]) -> Tensor:
+def as_summands(told: Sequence[float]) -> Tensor:
     """Return numbers to be added up; what has diverged is large, and not lost."""
     numbers = torch.tensor(told, dtype=torch.float64)
     return numbers.nan_to_num(LARGEST, LARGEST).clamp(0, LARGEST)
@@ -122,7 +122,7 @@ def drift(model: Tensors, found: Sequence[Reduced], network: SplitModel) -> dict
     return {"head": gram[0].tolist(), "body": gram[1].tolist()}
 
 
-def head_facts(before: Tensors, after: Tensors, network: SplitModel) -> dict[str, Any]:
+def classifier_facts(before: Tensors, after: Tensors, network: SplitModel) -> dict[str, Any]:
     """Return the lengths of the classifier's rows, and how its bias changed, if it has one."""
     start = prefix(network)
     weight, bias = after.get(f"{start}weight"), after.get(f"{start}bias")
@@ -154,7 +154,9 @@ def sheet(found: Reduced, group: str, names: Sequence[str] = ()) -> dict[str, An
     return plain
 
 
-def scored(network: SplitModel, data: ClientData, told: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+def head_scores(
+    network: SplitModel, data: ClientData, told: Tensors
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return labels, logits and closed-form scores of what a client holds out, in float64."""
     network.eval()
     classes, seen = len(told["counts"]), []

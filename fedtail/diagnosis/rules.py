@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedtail.diagnosis.signals import Estimate, Reader, Readings
+from fedtail.diagnosis.signals import Estimate, Readings, SignalReader
 
 Verdict = Literal["yes", "no", "unsure", "unknown", "shown"]
 """Beyond its threshold, not, or not enough signal; not to be read; shown without a threshold."""
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     id: str
     key: str
     title: str
-    reader: Callable[[Readings], Reader]
+    reader: Callable[[Readings], SignalReader]
     threshold: float | None = None
     finding: str = ""
     otherwise: str = ""
@@ -111,7 +111,7 @@ class Signal:
         return value < threshold if self.reading.below else value >= threshold
 
 
-def read(reading: Reading, readings: Readings) -> Signal:
+def signal_of(reading: Reading, readings: Readings) -> Signal:
     """Return a signal with its verdict: unsure if the threshold is inside its interval."""
     found = readings.estimate(reading.reader(readings), reading.counted)
     return Signal(reading, found, judged(reading, found))
@@ -128,7 +128,7 @@ def judged(reading: Reading, found: Estimate) -> Verdict:
     return "yes" if (found.value < reading.threshold) == reading.below else "no"
 
 
-class Rule(NamedTuple):
+class MethodRule(NamedTuple):
     """A line of the decision table.
 
     Attributes
@@ -148,22 +148,22 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(lambda f: not f["tail"] and f["shift"], ("fedavg,buffers=local", "fedavg"),
+    MethodRule(lambda f: not f["tail"] and f["shift"], ("fedavg,buffers=local", "fedavg"),
          "Not a long-tail problem: the inputs differ from client to client. Let every client keep "
          "its own BatchNorm statistics, if there are any."),
-    Rule(lambda f: not f["tail"] and not f["skew"], ("fedavg",),
+    MethodRule(lambda f: not f["tail"] and not f["skew"], ("fedavg",),
          "Nothing to repair: plain averaging."),
-    Rule(lambda f: not f["tail"], ("fedlc", "fedvls", "slac"),
+    MethodRule(lambda f: not f["tail"], ("fedlc", "fedvls", "slac"),
          "Label skew alone: margins by the clients' own counts."),
-    Rule(lambda f: f["frozen"], ("closed-form", "closed-form,head=lda", "bsm,prior=global"),
+    MethodRule(lambda f: f["frozen"], ("closed-form", "closed-form,head=lda", "bsm,prior=global"),
          "A tail, and nothing but the classifier is trained: the head that is best on these "
          "features can be computed from sums, without rounds."),
-    Rule(lambda f: f["head"], ("slac", "bsm,prior=global", "creff", "ccvr"),
+    MethodRule(lambda f: f["head"], ("slac", "bsm,prior=global", "creff", "ccvr"),
          "A tail that sits in the classifier: adjust its logits, and balance it at the end."),
-    Rule(lambda f: f["missing"], ("slac", "balancefl", "bsm"),
+    MethodRule(lambda f: f["missing"], ("slac", "balancefl", "bsm"),
          "A tail, and clients that lack whole classes: adjust by local counts, and let only those "
          "who hold a class decide on its row."),
-    Rule(lambda f: True, ("balancefl", "slac,sampler=class_balanced", "crt-cb"),
+    MethodRule(lambda f: True, ("balancefl", "slac,sampler=class_balanced", "crt-cb"),
          "A tail, and clients that hold most classes: show all classes equally often."),
 )  # fmt: skip
 """The first that applies decides."""

@@ -20,9 +20,9 @@ from fedtail.callbacks import Record
 from fedtail.diagnosis.parts import UNIT
 from fedtail.errors import FedtailError
 
-CONFIDENCE = 0.9
+SURE = 0.9
 Sheet = Mapping[str, Any]
-Reader = Callable[[Sequence[int]], float | None]
+SignalReader = Callable[[Sequence[int]], float | None]
 """From the numbers of some groups to a signal; nothing where they do not define it."""
 
 
@@ -61,7 +61,7 @@ class Readings:
 
     # How sure
 
-    def estimate(self, reader: Reader, counted: bool = False) -> Estimate:
+    def estimate(self, reader: SignalReader, counted: bool = False) -> Estimate:
         """Return a signal of all groups, and how far it moves without each of them.
 
         What is counted is known, if everybody was asked.
@@ -83,7 +83,7 @@ class Readings:
         size = len(known)
         mean = fmean(known)
         error = math.sqrt((size - 1) / size * sum((v - mean) ** 2 for v in known))
-        half = float(stdtrit(size - 1, (1 + CONFIDENCE) / 2)) * error
+        half = float(stdtrit(size - 1, (1 + SURE) / 2)) * error
         return Estimate(value, value - half, value + half)
 
     # What is added up
@@ -128,7 +128,7 @@ class Readings:
             between, within, clients - 1, samples - clients, samples - squares / max(1.0, samples)
         )
 
-    def drift(self, part: str) -> Reader:
+    def drift(self, part: str) -> SignalReader:
         """D3: how far clients' changes of a part of the network point the same way; 1 if all do."""
 
         def read(groups: Sequence[int]) -> float | None:
@@ -153,7 +153,7 @@ class Readings:
         known = int((held > 0).sum())
         return float(1 - held.sum() / self.members(groups) / known) if known else None
 
-    def balanced(self, name: str) -> Reader:
+    def balanced(self, name: str) -> SignalReader:
         """Return the balanced accuracy of a head on what is held out."""
 
         def read(groups: Sequence[int]) -> float | None:

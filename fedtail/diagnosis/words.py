@@ -80,7 +80,7 @@ def bound(diagnosis: Diagnosis) -> str:
     )
 
 
-def beside(diagnosis: Diagnosis) -> Iterator[str]:
+def what_else(diagnosis: Diagnosis) -> Iterator[str]:
     """Give what would be recommended if unsure signals were otherwise, and what else to try."""
     for key, method in diagnosis.doubts.items():
         title = diagnosis.signals[key].reading.title
@@ -89,7 +89,7 @@ def beside(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"To try beside it: {', '.join(diagnosis.methods[1:])}."
 
 
-def told(diagnosis: Diagnosis) -> Iterator[str]:
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Give a diagnosis line by line."""
     every = diagnosis.signals.values()
     for title, verdicts in SECTIONS.items():
@@ -104,7 +104,7 @@ def told(diagnosis: Diagnosis) -> Iterator[str]:
     yield ""
     yield f"What to do: {diagnosis.method} (rule {diagnosis.rule} of {len(RULES)})"
     yield from (f"   {sentence}" for sentence in diagnosis.because)
-    yield from (f"   {sentence}" for sentence in beside(diagnosis))
+    yield from (f"   {sentence}" for sentence in what_else(diagnosis))
     yield ""
     rounds = diagnosis.recommended.rounds
     yield (

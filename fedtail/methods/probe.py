@@ -26,13 +26,13 @@ from fedtail.diagnosis.parts import (
     UNIT,
     Spread,
     Told,
-    as_numbers,
+    as_summands,
     changes,
+    classifier_facts,
     cosine,
     drift,
-    head_facts,
+    head_scores,
     right,
-    scored,
     sheet,
     spaced,
     surest,
@@ -48,11 +48,11 @@ from fedtail.training.distillation import divergence
 from fedtail.training.feature_sums import local_features
 from fedtail.validation import HELD_OUT, count
 
-SMALLEST = 2
+SMALLEST_GROUP = 2
 """The clients of a group: a sum of one would be its update."""
-LOOKED_AT = 256
+COMPARED_SAMPLES = 256
 """Samples of a client whose answers before and after training are compared."""
-WIDE = 1024
+WIDE_FEATURES = 1024
 """Features beyond which a sketch of their second moments is asked for."""
 STRENGTHS = (0.0, 0.5, 1.0)
 """τ: how much of the log of the class shares is taken off the trained head's logits."""
@@ -114,7 +114,7 @@ class Probe(FedAvg[ProbeState]):
         server.log("clients", len(chosen))
         server.log("groups", json.dumps([sheet(f, "told", Told._fields) for f in found]))
         server.log("drift", json.dumps(drift(s.model, found, server.model)))
-        server.log("head", json.dumps(head_facts(s.model, new.model, server.model)))
+        server.log("head", json.dumps(classifier_facts(s.model, new.model, server.model)))
         server.log("cosine", cosine(s.step, new.step))
         if server.round == server.rounds:
             yield from self.examination(new.model, chosen, groups, server)
@@ -123,7 +123,7 @@ class Probe(FedAvg[ProbeState]):
     def split(self, chosen: Sequence[ClientId], server: Server) -> list[list[ClientId]]:
         """Share clients out to groups at random."""
         mixed = server.rng("groups").permutation(np.array(chosen))
-        parts = max(1, min(self.groups, len(mixed) // SMALLEST))
+        parts = max(1, min(self.groups, len(mixed) // SMALLEST_GROUP))
         return [sorted(part.tolist()) for part in np.array_split(mixed, parts)]
 
     def aggregate_groups(
@@ -155,7 +155,7 @@ class Probe(FedAvg[ProbeState]):
     ) -> Exchange[None]:
         """Compute a head from sums, and have it and the trained one counted."""
         network, asked = server.model, replace(server, clients=chosen)
-        closed = LDA(rank=256 if network.feature_dim > WIDE else 0)
+        closed = LDA(rank=256 if network.feature_dim > WIDE_FEATURES else 0)
         sums = yield from closed.ask(model, network, asked)
         if not bool(sums.held.any()):
             return
@@ -194,14 +194,14 @@ class Probe(FedAvg[ProbeState]):
             "right": counted["right"],
             "samples": counted["samples"],
             "held": (client.counts > 0).long(),
-            "numbers": as_numbers(self.told(payload, answer, client, before, after)),
+            "numbers": as_summands(self.told(payload, answer, client, before, after)),
         }
         return replace(answer, tensors={**answer.tensors, **grouped("told", told)})
 
     def answers(self, model: Tensors, client: Client) -> Tensor:
         """Return the logits of a model for a few of a client's samples, evenly spread."""
         network = load_tested(model, client.model, client.base or client.model)
-        size = min(LOOKED_AT, len(client.data))
+        size = min(COMPARED_SAMPLES, len(client.data))
         if not size:
             return torch.zeros(0, client.num_classes, dtype=torch.float64)
         with torch.inference_mode():
@@ -251,7 +251,7 @@ class Probe(FedAvg[ProbeState]):
         network = load_tested(payload.group("model"), client.model, client.base or client.model)
         told, classes = payload.group("exam"), client.num_classes
         prior = told["counts"].clamp(min=1).double().log()
-        y, trained, closed = scored(network, client.data.held_out, told)
+        y, trained, closed = head_scores(network, client.data.held_out, told)
         exam = {
             "samples": torch.bincount(y, minlength=classes),
             "closed": right(closed, y, classes),
@@ -270,8 +270,8 @@ class Probe(FedAvg[ProbeState]):
             sums.index_add_(0, labels, z)
             total += float(z.square().sum())
         between = float((sums.square().sum(1) / client.counts.clamp(min=1)).sum())
-        parts = {"exam": exam, "spread": {"numbers": as_numbers(Spread(total, between))}}
-        parts["surest"] = {"numbers": as_numbers(surest(closed, y))}
+        parts = {"exam": exam, "spread": {"numbers": as_summands(Spread(total, between))}}
+        parts["surest"] = {"numbers": as_summands(surest(closed, y))}
         return Payload(
             {k: t for name, part in parts.items() for k, t in grouped(name, part).items()}
         )

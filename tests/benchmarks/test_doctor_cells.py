@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor import RESULTS, canonical, cells, place, summary, table
+from benchmarks.doctor import canonical, cells, place, summary, table
+from benchmarks.results_file import RESULTS
 
 GLOBAL, RIDGE = "bsm,prior.name=global", "closed-form,head=ridge"
 SCORES = {"fedavg": 50.0, GLOBAL: 60.0, RIDGE: 70.0, "bsm": 60.0}

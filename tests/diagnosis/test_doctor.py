@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
-def found(imbalance: float = 1.0, alpha: float = 100.0, **fields: float) -> Diagnosis:
+def found(imbalance: float = 1.0, alpha: float = 100.0, **fields: Any) -> Diagnosis:
     return doctor(blobs.experiment(imbalance, alpha, **fields), rounds=2)
 
 

@@ -145,7 +145,8 @@ def test_the_interval_is_that_of_a_jackknife() -> None:
     read = found.estimate(lambda groups: sum(values[g] for g in groups) / len(groups))
     half = 2.919986 * 3**0.5
     assert read.value == 3
-    assert (read.low, read.high) == (pytest.approx(3 - half), pytest.approx(3 + half))
+    assert read.low == pytest.approx(3 - half)
+    assert read.high == pytest.approx(3 + half)
     assert found.estimate(lambda groups: 7.0, counted=True) == Estimate(7.0, 7.0, 7.0)
 
 
