@@ -5,6 +5,7 @@ from fedtail.methods.base import Method, action
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.climb import CLIMB
+from fedtail.methods.clip2fl import CLIP2FL
 from fedtail.methods.closed_form import ClosedForm
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
@@ -48,6 +49,7 @@ __all__ = [
     "BSM",
     "CCVR",
     "CLIMB",
+    "CLIP2FL",
     "CRTCB",
     "CRTIB",
     "FEDIC",

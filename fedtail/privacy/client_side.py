@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedtail.engines.robust import RobustMean, alike
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Like, Total
 from fedtail.privacy.clipping import CLIP, private_form, private_update
@@ -39,11 +40,14 @@ class ClientProtection:
         What is promised, if anything is.
     sigma
         The noise that a client adds itself; none in the central model.
+    robust
+        The mean of which clients do their parts themselves, if there is one.
     """
 
     member: Member | None = None
     privacy: Privacy | None = None
     sigma: float = 0.0
+    robust: RobustMean | None = None
 
     @property
     def actions(self) -> frozenset[str]:
@@ -54,8 +58,14 @@ class ClientProtection:
         """Return what leaves a client in place of what a method declares."""
         if declared.why:  # it has noise of its own, or the server's side refuses it
             return declared
-        clear = declared if self.privacy is None else private_form(declared, self.adaptive)
+        clear = self.clear(declared)
         return clear if self.member is None else masked_form(clear, width(self.privacy))
+
+    def clear(self, declared: Form) -> Form:
+        """Return what is added up in place of what a method declares, under masks or not."""
+        if self.privacy is not None:
+            return private_form(declared, self.adaptive)
+        return declared if self.robust is None else alike(declared)
 
     def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
         """Return an update as it may leave the client."""
@@ -67,8 +77,10 @@ class ClientProtection:
             clip = float(sent.scalars.get(CLIP, self.privacy.clip))
             source, real = self.source(client), real_bits(clip)
             answer = private_update(answer, declared, sent, clip, self.sigma, source, self.adaptive)
-            declared = private_form(declared, self.adaptive)
-        return answer if self.member is None else self.masked(answer, declared, task, real)
+        elif self.robust is not None:
+            answer = self.robust.alone(answer, declared, task.payload.tensors)
+        clear = self.clear(declared)
+        return answer if self.member is None else self.masked(answer, clear, task, real)
 
     def masked(self, answer: Payload, form: Form, task: Task, real: int) -> Payload:
         """Return an update as whole numbers under masks."""

@@ -197,6 +197,24 @@ def test_a_desk_answers_each_step_once_and_forgets(tmp_path: Path) -> None:
     assert len(list(desk.folder.iterdir())) == 2
 
 
+def test_nothing_tells_who_took_part_when_a_sum_is_over(tmp_path: Path) -> None:
+    desk, one, part = Desk(tmp_path / "desk"), "a" * 96, "a" * 32 + "b" * 64
+    for session in (one, part):  # a client may be in two sums of one exchange
+        desk.begin(3, session, one[:32])
+        desk.write(3, session, {})
+    desk.once(3, one, "open")
+    desk.erase(3, one)
+    assert {path.name for path in desk.folder.iterdir()} == {f"3-{part}.keys", f"3-{part}.secrets"}
+    # What comes after the last step is refused, and leaves no mark.
+    with pytest.raises(Refused, match="not here any more"):
+        desk.once(3, one, "open")
+    desk.erase(3, part)
+    assert list(desk.folder.iterdir()) == []
+    desk.begin(3, one, one[:32])
+    desk.clear()
+    assert not desk.folder.exists()
+
+
 @pytest.mark.parametrize("session", ["../../etc/passwd", "a" * 95, "A" * 96, ""])
 def test_a_desk_makes_files_of_sessions_only(tmp_path: Path, session: str) -> None:
     with pytest.raises(Refused):

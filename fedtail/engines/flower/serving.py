@@ -84,7 +84,8 @@ def serve(
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
     there) and ``resume``; and ``validation`` (the share that every client holds out of training),
     ``keep``, ``score``, ``patience``, ``train``, ``secure`` and ``secure-threshold``, and the
-    fields of ``privacy`` (``privacy.epsilon``, ...), as in an experiment.
+    fields of ``privacy`` (``privacy.epsilon``, ...) and ``robust`` (``robust.name``, ...), as in an
+    experiment.
 
     Parameters
     ----------
@@ -175,13 +176,15 @@ def remote(
     fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
     fields += ["validation", "keep", "score", "patience", "train", "secure", "secure_threshold"]
     given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
-    privacy = {n.removeprefix("privacy."): v for n, v in config.items() if n.startswith("privacy.")}
+    for section in ("privacy", "robust"):
+        of = f"{section}."
+        told = {name.removeprefix(of): v for name, v in config.items() if name.startswith(of)}
+        given |= {section: told} if told else {}
     shape = list(held.x.shape)
     experiment = Experiment(
         method=method,
         data=OnClients(shapes={"x_test": shape}),
         model=model,
-        privacy=privacy,
         **given,
     )
     if experiment.clients is None:
@@ -196,6 +199,7 @@ def remote(
         tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
     )
     dataset = Dataset(none, held, classes, normalisation=normalisation)
+    method.check_data(dataset)
     federation = Federation(
         dataset, parts, None, device, runs_on_images(trained, device), tokens=tokens
     )
