@@ -10,7 +10,6 @@ import math
 import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from fedtail.engines.robust import RobustMean, alike
@@ -80,21 +79,7 @@ class ClientProtection:
         elif self.robust is not None:
             answer = self.robust.alone(answer, declared, task.payload.tensors)
         clear = self.clear(declared)
-        return answer if self.member is None else self.masked(answer, clear, task, real)
-
-    def masked(self, answer: Payload, form: Form, task: Task, real: int) -> Payload:
-        """Return an update as whole numbers under masks."""
-        if self.member is None:
-            raise FedtailError("no sum of this run is secure")
-        both = [list(slots(form, parts)) for parts in (False, True)]
-        terms = self.member.terms(task)
-        pieces = [
-            encoded(vector(answer, form, parts), some, len(terms.cohort), terms.width, real)
-            for parts, some in zip((False, True), both, strict=True)
-        ]
-        x = np.concatenate(pieces)
-        self.member.masked(task, layout_digest(both, real), x)
-        return Payload({masked_name(part_of(form)): as_signed(x)})
+        return answer if self.member is None else masked(answer, clear, task, self.member, real)
 
     def perform(self, task: Task) -> Payload:
         """Do a step of a secure sum."""
@@ -112,6 +97,28 @@ class ClientProtection:
         if self.privacy is None or not self.privacy.simulated:
             return os.urandom
         return seeded_bytes(client.seed, f"client/noise/{client.turn}", client.round, client.id)
+
+
+def masked(answer: Payload, form: Form, task: Task, member: Member, real: int) -> Payload:
+    """Return an update as whole numbers under masks.
+
+    Parameters
+    ----------
+    answer, form
+        The update, and how it is added up.
+    task
+        What it answers, which names the secure sum.
+    member
+        Who puts the masks on.
+    real
+        f of real numbers.
+    """
+    numbers = torch.cat([vector(answer, form, parts) for parts in (False, True)])
+    places = [*slots(form, False), *slots(form, True)]
+    terms = member.terms(task)
+    x = encoded(numbers, places, len(terms.cohort), terms.width, real)
+    member.masked(task, layout_digest(form, real), x)
+    return Payload({masked_name(part_of(form)): as_signed(x)})
 
 
 def width(privacy: Privacy | None) -> int:

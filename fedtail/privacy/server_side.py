@@ -31,10 +31,6 @@ from fedtail.reduce import Reduced, union
 from fedtail.totals import Key, Part, Sums, summed
 
 
-class Unopened(FedtailError):
-    """A sum that nobody may see, or that could not be opened."""
-
-
 @dataclass
 class ServerProtection:
     """Shows a method sums over clients.
@@ -79,7 +75,7 @@ class ServerProtection:
                 "privacy does not cover"
             )
         facts: dict[str, Scalar] = {}
-        if self.budget is not None and self.budget.privacy.quantile is not None:
+        if self.budget is not None and self.budget.adaptive:
             facts[CLIP] = self.budget.clip
         tasks = told(tasks, facts) if facts else tasks
         if self.secure is None or any(form.why for form in declared.values()):
@@ -105,7 +101,7 @@ class ServerProtection:
                 opened, clients = self.secure.end(replies, sent, engine, clock)
             if self.budget is not None:
                 opened = self.noised(opened, form, tasks, clock.round)
-        except (Unopened, Refused) as error:
+        except Refused as error:
             dropped += [] if self.secure else [Dropped(c, str(error)) for c in clients]
             clients, opened = [], Opened(form)
         if self.secure is not None:
@@ -156,7 +152,7 @@ def in_the_clear(found: Reduced, form: Form, fewest: int) -> Opened:
     What gets noise may be of one client.
     """
     if len(found.clients) < fewest:
-        raise Unopened(TOO_FEW)
+        raise Refused(TOO_FEW)
     sums, opened = cast(Sums, found.totals), Opened(form)
     for key, pile in sums.piles.items():
         if pile.count >= fewest:

@@ -13,7 +13,7 @@ import torch
 from fedtail import FedtailError
 from fedtail.forms import Form, Like, Mean, Total
 from fedtail.privacy.clipping import WITHIN
-from fedtail.privacy.layout import Slot, slots
+from fedtail.privacy.layout import Slot
 from fedtail.privacy.secure.crypto import (
     Numbers,
     add_mask,
@@ -160,9 +160,9 @@ def test_no_sum_of_allowed_numbers_is_out_of_range(width: int, members: int) -> 
 def test_what_stands_where_is_part_of_the_terms() -> None:
     form = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((1,))}, Total())
     other = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((2,))}, Total())
-    one, another = (layout_digest([list(slots(f, False))]) for f in (form, other))
+    one, another = (layout_digest(f) for f in (form, other))
     assert one != another
-    assert one != layout_digest([list(slots(form, False))], 20)
+    assert one != layout_digest(form, 20)
 
 
 def test_thresholds() -> None:
