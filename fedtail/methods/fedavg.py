@@ -281,7 +281,7 @@ class FedAvg(Method[M], Generic[M]):
         self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
     ) -> Tensor:
         """Return the loss of one batch, from these arguments alone."""
-        return self.loss(model.output(x), y, context)
+        return self.loss(model.output(x, self.loss.reads_features), y, context)
 
     def adjust(self, gradients: Tensors, weights: Tensors, aux: Any) -> None:
         """Change gradients in place, number by number; there may be a dimension of clients."""

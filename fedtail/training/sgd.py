@@ -72,20 +72,20 @@ class SGD:
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
 
-    @torch.no_grad()
     def step(self) -> None:
         """Take one step along the gradients."""
         group = self.param_groups[0]
-        rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-        for parameter in group["params"]:
-            grad = parameter.grad
-            if grad is None:
-                continue
+        momentum, decay = group["momentum"], group["weight_decay"]
+        moved = [p for p in group["params"] if p.grad is not None]
+        steps = [p.grad for p in moved]
+        with torch.no_grad():
             if decay:
-                grad = grad.add(parameter, alpha=decay)
+                steps = [g.add(p, alpha=decay) for p, g in zip(moved, steps, strict=True)]
             if momentum:
-                grad = self._remembered(parameter, grad, momentum, group["nesterov"])
-            parameter.add_(grad, alpha=-rate)
+                ahead = group["nesterov"]
+                pairs = zip(moved, steps, strict=True)
+                steps = [self._remembered(p, g, momentum, ahead) for p, g in pairs]
+            torch._foreach_add_(moved, steps, alpha=-group["lr"])
 
     def _remembered(self, parameter: Tensor, grad: Tensor, momentum: float, ahead: bool) -> Tensor:
         memory = self.state[parameter]
