@@ -190,7 +190,7 @@ class Sums:
                 total = [joint.sum(dim=0, dtype=kind)]
             else:
                 total = [joint.amax(dim=0)]
-            wholes = zip(*(part.split(sizes) for part in total), strict=True)
+            wholes = zip(*(torch.split(part, sizes) for part in total), strict=True)
             for key, shape, whole in zip(keys, shapes, wholes, strict=True):
                 pile = Pile([part.view(shape) for part in whole], heavy, len(weights))
                 self._join(key, pile)
