@@ -47,7 +47,7 @@ class Features(Protocol):
     def __len__(self) -> int: ...
 
 
-def gathered(x: Features, positions: Tensor) -> Tensor:
+def rows_at(x: Features, positions: Tensor) -> Tensor:
     """Return rows of a tensor, or of something lazy: as indexing does, in a part of the time."""
     return x.index_select(0, positions.to(x.device)) if isinstance(x, Tensor) else x[positions]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.augment import joined
-from fedtail.data.dataset import gathered
+from fedtail.data.dataset import rows_at
 from fedtail.engines.runtime import FIRST_TURN, Runtime
 from fedtail.engines.trained import Spanned, Trained
 from fedtail.forms import Form, Mean
@@ -61,7 +61,7 @@ class Members:
         self.sizes = [len(part) for part in parts]
         whole = self.federation.client(self.ids[0], self.told)
         positions = torch.cat(parts)
-        labels = gathered(whole.samples.y, positions)
+        labels = rows_at(whole.samples.y, positions)
         self.data = replace(whole, positions=positions, labels=labels, channels_last=False)
         self.labels = torch.split(labels, self.sizes)
 
@@ -333,7 +333,7 @@ class BlockInputs:
         """Return inputs and labels of one batch each, (clients, size, ...)."""
         index = some.places
         flat, held = index.flatten(), self.held
-        found = self.data.batch(flat) if held is None else [gathered(t, flat) for t in held]
+        found = self.data.batch(flat) if held is None else [rows_at(t, flat) for t in held]
         x, y = (t.view(*index.shape, *t.shape[1:]) for t in found)
         if not self.streams:
             return x, y

@@ -11,7 +11,7 @@ from fedtail.data.dataset import Dataset, Source
 _last: dict[Any, Dataset] = {}  # at most one
 
 
-def kept(source: Source, path: Path, load: Callable[[], Dataset]) -> Dataset:
+def read_once(source: Source, path: Path, load: Callable[[], Dataset]) -> Dataset:
     """Return what `load` reads, or what it read last, if neither source nor file has changed.
 
     Parameters
