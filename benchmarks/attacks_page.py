@@ -65,6 +65,12 @@ over seeds (and standard deviation where there are several). *All*: the mean ove
 over the three rarest. Robust means count clients alike, so the plain mean of clients that count
 alike is what they are held against.
 
+With [secure sums](../how-to/privacy.md#let-the-server-see-sums-only) nobody looks at updates, and
+of these only `norm_bound` with a fixed `bound` is left: each client shortens its own change. If all
+do, it is the same mean. **Against a client that lies it is nothing**: it just does not shorten, so
+that the rows below do not hold for it. It bounds those who run the code as it is, wrong labels
+included.
+
 {"".join(parts).rstrip()}
 """
 

@@ -146,7 +146,9 @@ class Experiment(Config):
     )
     privacy: Privacy = Field(Privacy(), description="differential privacy of whole clients")
     robust: RobustMean = Field(
-        PlainMean(), description="a mean that a few clients with bad updates cannot own"
+        PlainMean(),
+        description="a mean that a few clients with bad updates cannot own; with `secure` only "
+        "norm_bound with a `bound`, which each client keeps itself: one that lies does not",
     )
     plugins: tuple[str, ...] = Field((), description="Python files or modules with own components")
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
@@ -266,14 +268,36 @@ class Experiment(Config):
         return self
 
     @model_validator(mode="after")
+    def _idle(self) -> Self:
+        """Refuse a protection that is set and does nothing, because of another field."""
+        off, bounded = self.privacy.epsilon is None, getattr(self.robust, "bound", None)
+        budget = "without privacy.epsilon, the budget (inf is none)"
+        bound = f"{budget}; robust.name=norm_bound robust.bound={self.privacy.clip} bounds updates"
+        for config, where, names, clause in (
+            (self.privacy, "privacy.", ("clip",) if off else (), bound),
+            (self.privacy, "privacy.", Privacy.model_fields if off else (), budget),
+            (self, "", () if self.secure else ("secure_threshold",), "without secure = true"),
+            (self.robust, "robust.", ("multiple",) if bounded else (), "beside robust.bound"),
+        ):
+            for name in names:
+                value = getattr(config, name)
+                if value != type(config).model_fields[name].default:
+                    raise FedtailError(f"{where}{name} = {value} does nothing {clause}")
+        return self
+
+    @model_validator(mode="after")
     def _summable(self) -> Self:
         if not self.protected:
             return self
         asks = self.method.asks()
-        if self.robust_side is not None:
+        if self.robust_side is not None and self.privacy.on:
             raise FedtailError(
-                f"robust = '{self.robust.name}' looks at every client's update, and updates that "
-                f"are {self.protected} show none"
+                f"robust = '{self.robust.name}' does not go with differential privacy, in which "
+                "privacy.clip bounds every update and noise is planned for a plain sum of them"
+            )
+        if self.robust_side is not None and not self.robust.by_clients:
+            raise FedtailError(
+                f"robust = '{self.robust.name}' cannot be summed securely: {self.robust.why}"
             )
         reason = asks.single or (asks.numbers if self.privacy.on else "")
         if reason:

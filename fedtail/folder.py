@@ -27,7 +27,7 @@ from fedtail.lock import LOCK
 from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
-FREE = {"workers", "track", "plugins", "name", "keys", "on_client_error", "task_seconds"}
+FREE = {"workers", "track", "plugins", "name", "on_client_error", "task_seconds"}
 """Fields that do not change what a run computes: a resumed run may have others."""
 LENGTH = {"rounds", "patience"}
 """Fields that say when a run ends: a resumed run may end earlier or later than it was to."""
@@ -56,6 +56,11 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """What a resumed run starts from."""
         return self.path / "checkpoint"
+
+    @property
+    def client_states(self) -> Path:
+        """What clients on nodes of this machine remember."""
+        return self.path / "clients"
 
     @property
     def model(self) -> Path:

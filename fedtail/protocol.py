@@ -109,6 +109,8 @@ class Server:
         Samples that no client holds, for the methods that need them.
     cohorts
         Who draws the clients of a private run.
+    classes
+        What the classes are called, if that is known.
     """
 
     round: int
@@ -122,6 +124,7 @@ class Server:
     data: ServerData | None = None
     logged: dict[str, Scalar] = field(default_factory=dict)
     cohorts: Cohorts | None = None
+    classes: tuple[str, ...] = ()
 
     def cohort(
         self,
@@ -175,6 +178,8 @@ class Client:
         How many tasks this client did earlier in the same round.
     base
         The user's own model, where the method trains another: what is tested may be of either.
+    classes
+        What the classes are called, if that is known.
     """
 
     id: ClientId
@@ -188,6 +193,7 @@ class Client:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     base: SplitModel | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

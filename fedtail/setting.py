@@ -223,6 +223,7 @@ class Setting:
             device=self.device,
             data=self.federation.server_data(self.split.server),
             cohorts=self.cohorts,
+            classes=self.dataset.classes,
         )
 
     def runtime(self, client_side: ClientSide | None = None) -> Runtime:
@@ -415,6 +416,7 @@ def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
     dataset = as_taken(experiment, experiment.data.load())
+    experiment.method.check_data(dataset)
     split = share_out(experiment, dataset)
     experiment.check_cohort(len(split.parts))
     check_server_data(experiment, split)

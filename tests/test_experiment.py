@@ -85,6 +85,22 @@ def test_what_a_run_is_called() -> None:
         ({"model": 3}, "a model is a registered name"),
         ({"model": "resnet9"}, "unknown model 'resnet9'"),
         ({"track": ["wandbb"]}, "track"),
+        (
+            {"privacy": {"clip": 0.5}},
+            "privacy.clip = 0.5 does nothing without privacy.epsilon, the budget (inf is none); "
+            "robust.name=norm_bound robust.bound=0.5 bounds updates",
+        ),
+        ({"privacy": {"delta": 1e-6}}, "privacy.delta = 1e-06 does nothing without privacy.eps"),
+        ({"privacy": {"quantile": 0.5}}, "privacy.quantile = 0.5 does nothing without"),
+        ({"privacy": {"model": "local"}}, "privacy.model = local does nothing without"),
+        ({"privacy": {"noise": 3.0}}, "privacy.noise = 3.0 does nothing without"),
+        ({"privacy": {"sampling": "poisson"}}, "privacy.sampling = poisson does nothing without"),
+        ({"privacy": {"simulated": True}}, "privacy.simulated = True does nothing without"),
+        ({"secure_threshold": 0.8}, "secure_threshold = 0.8 does nothing without secure = true"),
+        (
+            {"robust": {"name": "norm_bound", "bound": 1.0, "multiple": 2.0}},
+            "robust.multiple = 2.0 does nothing beside robust.bound",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_sentence(plain: dict[str, Any], says: str) -> None:
@@ -92,6 +108,12 @@ def test_a_wrong_value_is_one_sentence(plain: dict[str, Any], says: str) -> None
         make_experiment(plain)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_switched_off_may_be_described() -> None:
+    # In a comparison one line has no budget, and all have the other fields.
+    off = make_experiment({"privacy": {"epsilon": float("inf"), "clip": 0.5, "model": "local"}})
+    assert not off.protected
 
 
 def test_a_model_made_in_python_is_named_and_refused_from_a_file() -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tiny
+import tiny_clip
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -60,7 +61,8 @@ def experiment(where: str, model: nn.Module | None = None, **fields: Any) -> Exp
 
 def method_of(name: str) -> Method[Any]:
     local = {"local": tiny.quick()} if "local" in Method.registry[name].model_fields else {}
-    return Method.model_validate({"name": name, **local})
+    more = tiny_clip.fields() if name == "clip2fl" else {}
+    return Method.model_validate({"name": name, **local, **more})
 
 
 @pytest.mark.parametrize("name", [n for n in Method.registry if n not in WHOLE])

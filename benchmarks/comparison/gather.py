@@ -42,10 +42,6 @@ def entry(tuned: Found, study: Study) -> dict[str, Any]:
     }
 
 
-def _kept(run: Run, key: str) -> float | None:
-    return (run.tested or {}).get(key)
-
-
 def _last(run: Run, key: str) -> float | None:
     end = int(run.settings["rounds"])
     late = [record.get(key) for record in run.records if record["round"] > end - LAST]

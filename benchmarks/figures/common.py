@@ -36,6 +36,16 @@ def arguments(about: str | None, protocol: Path) -> argparse.ArgumentParser:
     return parser
 
 
+def short_runs(
+    about: str | None, words: Sequence[str] | None
+) -> tuple[dict[str, Any], argparse.Namespace]:
+    """Return the demo's protocol with twenty rounds, and the arguments that may change it."""
+    parser = arguments(about, DEMO)
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of a run (default: 20)")
+    chosen = parser.parse_args(words)
+    return read_protocol(Path(chosen.protocol), rounds=chosen.rounds), chosen
+
+
 def experiment(protocol: Plain, seed: int, method: Plain) -> Experiment:
     """Return the protocol with a seed, and with a method that keeps its local training."""
     shared = protocol.get("method", {})

@@ -8,7 +8,6 @@ of a round holds is not matched and has no value there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,13 +16,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from benchmarks.figures.common import (
-    DEMO,
     Plain,
-    arguments,
     experiment,
     new_figure,
     publish,
-    read_protocol,
+    short_runs,
     summary,
 )
 from fedtail import CReFF, Server, run
@@ -112,10 +109,7 @@ def draw(numbers: Plain) -> Figure:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, save, draw."""
-    parser = arguments(__doc__, DEMO)
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of a run (default: 20)")
-    chosen = parser.parse_args(words)
-    protocol = read_protocol(Path(chosen.protocol), rounds=chosen.rounds)
+    protocol, chosen = short_runs(__doc__, words)
     numbers = measure(protocol, chosen.seeds)
     publish("creff_dissimilarity", numbers, draw(numbers), chosen.out)
 

@@ -3,7 +3,8 @@
 Every client that has samples counts the same, however many it announces. Some look at every number
 by itself (`middle`), others at whole updates, of which they need nothing but the inner products
 (`shares`). Whoever alone holds a class looks like an outlier: robust means can delete rare classes
-(see the page on privacy).
+(see the page on privacy). Where updates are summed securely nobody looks at them, and clients do
+what they can do each by itself (`alone`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
 from fedtail.forms import CLASSES, ByClass, Form, Mean
 from fedtail.privacy.layout import Opened, part_of_task
-from fedtail.protocol import Task, Tensors, Update
+from fedtail.protocol import Payload, Task, Tensors, Update
 from fedtail.totals import Key, Part, weight
 
 MOST_BYTES = 8 * 2**30
@@ -33,11 +34,45 @@ Gathered = Mapping[str, Tensor]
 
 
 class RobustMean(Component):
-    """How the updates of clients become a mean."""
+    """How the updates of clients become a mean.
+
+    Attributes
+    ----------
+    why
+        Why the updates of all clients have to be seen, in a clause.
+    """
 
     registry: ClassVar[Registry[RobustMean]] = Registry("robust mean")
     single: ClassVar[bool] = True
     apart: ClassVar[bool] = True
+    why: ClassVar[str] = "it looks at every client's update"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether a plain mean is left of it, if each client does its part by itself."""
+        return False
+
+    def alone(self, answer: Payload, form: Form, sent: Tensors) -> Payload:
+        """Return a client's part: what its update would become if there were no others.
+
+        Parameters
+        ----------
+        answer, form
+            The update, and what the method declares of it.
+        sent
+            What the client was sent.
+        """
+        # In float64, as the server would have it; it becomes whole numbers, not float32.
+        plain = {name: tensor.detach().cpu() for name, tensor in answer.tensors.items()}
+        new = {n: t.to(torch.float64, copy=True) for n, t in plain.items() if t.is_floating_point()}
+        update = Update(0, replace(answer, tensors=plain))
+        for part, values in gathered([update], form):
+            for name, made in self.combined(values, sent).items():
+                if isinstance(form.how[name], ByClass):
+                    new[name][plain[f"{name.partition('/')[0]}/{CLASSES}"] == part] = made
+                else:
+                    new[name] = made
+        return replace(answer, tensors={**plain, **new})
 
     def begin(self, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Sequence[Task]:
         """Return the tasks as they are, if what they bring fits into memory."""
@@ -109,6 +144,8 @@ class Median(RobustMean):
     Rates", ICML 2018.
     """
 
+    why: ClassVar[str] = "the middle of every number shows only where all clients' numbers are seen"
+
     def middle(self, values: Tensor) -> Tensor:
         """Return the mean of the two in the middle, or the one."""
         ordered, m = values.sort(dim=0).values, len(values)
@@ -118,6 +155,8 @@ class Median(RobustMean):
 @RobustMean.register("trimmed_mean")
 class TrimmedMean(RobustMean):
     """The mean without the largest and the smallest, number by number (Yin et al., ICML 2018)."""
+
+    why: ClassVar[str] = "which numbers are cut off shows only where all clients' numbers are seen"
 
     share: float = Field(0.2, ge=0, lt=0.5, description="share of clients cut off at each end")
 
@@ -134,10 +173,24 @@ class NormBound(SharedOut):
     Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019.
     """
 
+    why: ClassVar[str] = (
+        "the median norm shows only where all clients' norms are seen; give robust.bound, to which "
+        "each client shortens its own change"
+    )
+
     bound: float | None = Field(
-        None, gt=0, description="largest norm of a change; by default so many times the median norm"
+        None,
+        gt=0,
+        description="largest norm of a change; by default so many times the median norm. With "
+        "secure sums each client shortens its own change: that bounds honest clients only, one "
+        "that lies just does not",
     )
     multiple: float = Field(1.0, gt=0, description="largest norm over the median norm of a round")
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether the bound is known before anybody's change is."""
+        return self.bound is not None
 
     def shares(self, products: Tensor) -> Tensor:
         """Return min(1, bound / ‖Δ_k‖) / m."""
@@ -154,6 +207,8 @@ class Krum(SharedOut):
     Gradient Descent", NeurIPS 2017. A client's score is the sum of squared distances to its
     m − f − 2 nearest others, where f clients may be bad.
     """
+
+    why: ClassVar[str] = "who lies near to whom shows only where all updates are seen"
 
     share: float = Field(0.2, ge=0, lt=0.5, description="f / m: share of clients that may be bad")
     keep: int | None = Field(
@@ -188,6 +243,8 @@ class GeometricMedian(SharedOut):
     Signal Processing 2022: Weiszfeld's iteration with smoothed distances.
     """
 
+    why: ClassVar[str] = "how far each update lies from the middle shows only where all are seen"
+
     steps: int = Field(100, ge=1, description="most iterations; few are needed")
 
     def shares(self, products: Tensor) -> Tensor:
@@ -203,6 +260,12 @@ class GeometricMedian(SharedOut):
             if moved < 1e-12:
                 break
         return shares
+
+
+def alike(form: Form) -> Form:
+    """Return a form in whose means all clients that have samples weigh the same."""
+    hows = {n: how._replace(by="") if isinstance(how, Mean) else how for n, how in form.how.items()}
+    return replace(form, how=hows)
 
 
 def gathered(updates: Sequence[Update], form: Form) -> Iterator[tuple[Part, dict[str, Tensor]]]:

@@ -130,6 +130,7 @@ class Runtime:
             seed=self.seed,
             device=self.device,
             base=self.base,
+            classes=self.federation.dataset.classes,
         )
 
     def form(self, task: Task, phase: Phase = "training") -> Form:

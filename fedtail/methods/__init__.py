@@ -5,6 +5,7 @@ from fedtail.methods.base import Method, action
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.centralised import Centralised, CentralisedBSM
 from fedtail.methods.climb import CLIMB
+from fedtail.methods.clip2fl import CLIP2FL
 from fedtail.methods.closed_form import ClosedForm
 from fedtail.methods.creff import CReFF
 from fedtail.methods.crt_cb import CRTCB
@@ -34,6 +35,7 @@ from fedtail.methods.local_losses import BSM, LADE, FedFocal, FedRS
 from fedtail.methods.local_only import LocalOnly
 from fedtail.methods.paco import PaCo
 from fedtail.methods.per_fedavg import PerFedAvg
+from fedtail.methods.probe import Probe
 from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.ride import RIDE
@@ -47,6 +49,7 @@ __all__ = [
     "BSM",
     "CCVR",
     "CLIMB",
+    "CLIP2FL",
     "CRTCB",
     "CRTIB",
     "FEDIC",
@@ -92,6 +95,7 @@ __all__ = [
     "ModelState",
     "PaCo",
     "PerFedAvg",
+    "Probe",
     "RatioLoss",
     "RedGrape",
     "Scaffold",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 
 from fedtail.config import Component, Registry
+from fedtail.data.dataset import Dataset
 from fedtail.errors import FedtailError
 from fedtail.finish import Finish, NoFinish
 from fedtail.forms import Form
@@ -143,6 +144,9 @@ class Method(Component, Generic[S]):
     def build_model(self, base: SplitModel) -> SplitModel:
         """Return the model that this method trains: the user's, or one made from it."""
         return base
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Refuse data that it cannot train on, before work starts; by default none."""
 
     def changes_inputs(self) -> bool:
         """Whether clients change inputs themselves, beyond `augment`.

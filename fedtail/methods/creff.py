@@ -40,6 +40,7 @@ from fedtail.training.federated_features import (
     Head,
     Matched,
     Matching,
+    Pull,
     match_features,
     new_head,
     train_head,
@@ -143,9 +144,12 @@ class CReFF(FedAvg[CReFFState]):
             "code": Matching(scale=1.0, eps=1e-6, bias=True),
         }[self.matching]
         start = unnamed(head, server.model).to(device)
-        return match_features(
-            features.to(device), start, target, matching, self.match_steps, self.match_lr
-        )
+        steps, rate, pull = self.match_steps, self.match_lr, self.pull(server)
+        return match_features(features.to(device), start, target, matching, steps, rate, pull)
+
+    def pull(self, server: Server) -> Pull | None:
+        """Return what features are drawn to beside their gradients: here nothing."""
+        return None
 
     def retrain(self, features: Tensor, server: Server) -> dict[str, Tensor]:
         """Return a new head after J epochs of SGD with cross-entropy on all C·m features."""

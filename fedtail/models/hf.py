@@ -171,7 +171,7 @@ class HuggingFaceModel(ModelSpec):
                 f"model '{self.title}' takes images of {len(how.mean)} channels (or grey ones), not"
                 f" inputs of shape {shape}"
             )
-        if dataset.train.x.dtype != torch.uint8 and not _unit(dataset.train.x):
+        if dataset.train.x.dtype != torch.uint8 and not from_0_to_1(dataset.train.x):
             return dataset  # numbers that somebody has prepared already
         return replace(dataset, mean=how.mean, std=how.std, normalisation="none")
 
@@ -295,6 +295,6 @@ def quiet_library() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _unit(x: Any) -> bool:
+def from_0_to_1(x: Any) -> bool:
     """Whether real numbers count from 0 to 1, as bytes do."""
     return isinstance(x, Tensor) and bool(x.min() >= 0) and bool(x.max() <= 1)

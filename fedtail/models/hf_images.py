@@ -98,8 +98,9 @@ class Resized:
             ratio = self.how.shorter / min(height, width)
             wanted = (round(height * ratio), round(width * ratio))
         if wanted != (height, width):
-            # Pillow's filters: only what shrinks is smoothed.
-            smooth = self.how.mode != "nearest" and (wanted[0] < height or wanted[1] < width)
+            # Pillow's filters: only what shrinks is smoothed, and torch's other cubic is sharper.
+            shrinks = wanted[0] < height or wanted[1] < width
+            smooth = self.how.mode == "bicubic" or (self.how.mode != "nearest" and shrinks)
             x = F.interpolate(x, wanted, mode=self.how.mode, antialias=smooth)
         return x if self.how.crop is None else _centre(x, self.how.crop)
 

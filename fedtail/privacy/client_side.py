@@ -10,9 +10,9 @@ import math
 import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from fedtail.engines.robust import RobustMean, alike
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, Like, Total
 from fedtail.privacy.clipping import CLIP, private_form, private_update
@@ -39,11 +39,14 @@ class ClientProtection:
         What is promised, if anything is.
     sigma
         The noise that a client adds itself; none in the central model.
+    robust
+        The mean of which clients do their parts themselves, if there is one.
     """
 
     member: Member | None = None
     privacy: Privacy | None = None
     sigma: float = 0.0
+    robust: RobustMean | None = None
 
     @property
     def actions(self) -> frozenset[str]:
@@ -54,8 +57,14 @@ class ClientProtection:
         """Return what leaves a client in place of what a method declares."""
         if declared.why:  # it has noise of its own, or the server's side refuses it
             return declared
-        clear = declared if self.privacy is None else private_form(declared, self.adaptive)
+        clear = self.clear(declared)
         return clear if self.member is None else masked_form(clear, width(self.privacy))
+
+    def clear(self, declared: Form) -> Form:
+        """Return what is added up in place of what a method declares, under masks or not."""
+        if self.privacy is not None:
+            return private_form(declared, self.adaptive)
+        return declared if self.robust is None else alike(declared)
 
     def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
         """Return an update as it may leave the client."""
@@ -67,22 +76,10 @@ class ClientProtection:
             clip = float(sent.scalars.get(CLIP, self.privacy.clip))
             source, real = self.source(client), real_bits(clip)
             answer = private_update(answer, declared, sent, clip, self.sigma, source, self.adaptive)
-            declared = private_form(declared, self.adaptive)
-        return answer if self.member is None else self.masked(answer, declared, task, real)
-
-    def masked(self, answer: Payload, form: Form, task: Task, real: int) -> Payload:
-        """Return an update as whole numbers under masks."""
-        if self.member is None:
-            raise FedtailError("no sum of this run is secure")
-        both = [list(slots(form, parts)) for parts in (False, True)]
-        terms = self.member.terms(task)
-        pieces = [
-            encoded(vector(answer, form, parts), some, len(terms.cohort), terms.width, real)
-            for parts, some in zip((False, True), both, strict=True)
-        ]
-        x = np.concatenate(pieces)
-        self.member.masked(task, layout_digest(both, real), x)
-        return Payload({masked_name(part_of(form)): as_signed(x)})
+        elif self.robust is not None:
+            answer = self.robust.alone(answer, declared, task.payload.tensors)
+        clear = self.clear(declared)
+        return answer if self.member is None else masked(answer, clear, task, self.member, real)
 
     def perform(self, task: Task) -> Payload:
         """Do a step of a secure sum."""
@@ -100,6 +97,28 @@ class ClientProtection:
         if self.privacy is None or not self.privacy.simulated:
             return os.urandom
         return seeded_bytes(client.seed, f"client/noise/{client.turn}", client.round, client.id)
+
+
+def masked(answer: Payload, form: Form, task: Task, member: Member, real: int) -> Payload:
+    """Return an update as whole numbers under masks.
+
+    Parameters
+    ----------
+    answer, form
+        The update, and how it is added up.
+    task
+        What it answers, which names the secure sum.
+    member
+        Who puts the masks on.
+    real
+        f of real numbers.
+    """
+    numbers = torch.cat([vector(answer, form, parts) for parts in (False, True)])
+    places = [*slots(form, False), *slots(form, True)]
+    terms = member.terms(task)
+    x = encoded(numbers, places, len(terms.cohort), terms.width, real)
+    member.masked(task, layout_digest(form, real), x)
+    return Payload({masked_name(part_of(form)): as_signed(x)})
 
 
 def width(privacy: Privacy | None) -> int:

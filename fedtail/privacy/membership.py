@@ -33,6 +33,7 @@ from fedtail.privacy.views import (
     seen_by_server,
     seen_model,
 )
+from fedtail.protocol import Task
 from fedtail.rng import torch_generator
 from fedtail.setting import Setting
 
@@ -141,6 +142,22 @@ class Pairs:
         positions = torch.cat([data.positions[self.slots[k]], self.others[k]])
         return scaled_confidences(model, self.federation, positions)
 
+    def seen_confidences(
+        self, views: SeenViews, tasks: Mapping[int, Task], model: SplitModel
+    ) -> dict[str, Tensor] | None:
+        """Return those of the models that updates lead to, by protection; none if none is seen."""
+        found = {}
+        for protection, seen in views.items():
+            each = []
+            for k in (k for k in self.slots if k in tasks):
+                tensors = seen_model(tasks[k], seen[k], model)
+                if tensors is None:
+                    return None
+                model.load(tensors)
+                each.append(self.confidences(model, k))
+            found[protection] = torch.cat(each)
+        return found
+
 
 def paired(setting: Setting) -> Pairs:
     """Find a partner of the same class for as many samples of the attacked clients as there are."""
@@ -182,24 +199,9 @@ def members_of_round(
     but whether it was there; it knows no noise.
     """
     pairs = paired(setting)
-    tasks = {w.task.client: w for w in witnessed}
-    asked = [k for k in pairs.slots if k in tasks]
-    model = setting.model
-
-    def looked_at(shown: SeenViews) -> dict[str, Tensor] | None:
-        found = {}
-        for protection, seen in shown.items():
-            each = []
-            for k in asked:
-                tensors = seen_model(tasks[k].task, seen[k], model)
-                if tensors is None:
-                    return None
-                model.load(tensors)
-                each.append(pairs.confidences(model, k))
-            found[protection] = torch.cat(each)
-        return found
-
-    target = looked_at(views) if asked and shadows else None
+    attacked = {w.task.client: w.task for w in witnessed if w.task.client in pairs.slots}
+    asked = [k for k in pairs.slots if k in attacked]
+    target = pairs.seen_confidences(views, attacked, setting.model) if asked and shadows else None
     if target is None:
         return dict.fromkeys(views)
     shadow_views, inside = [], []
@@ -209,13 +211,12 @@ def members_of_round(
             answered_alone(w.task, w.state, setting, other) if w.task.client in there else w
             for w in witnessed
         ]
-        shadow_views.append(
-            looked_at(seen_by_server(again, setting, epsilon, f"{AUDIT_NOISE}/{s}"))
-        )
+        shown = seen_by_server(again, setting, epsilon, f"{AUDIT_NOISE}/{s}")
+        shadow_views.append(pairs.seen_confidences(shown, attacked, setting.model))
         inside.append(in_and_out(there, asked))
     found: dict[str, Membership | None] = {}
     for name, own in target.items():
-        each = torch.stack([shown[name] for shown in shadow_views if shown is not None])
+        each = torch.stack([seen[name] for seen in shadow_views if seen is not None])
         found[name] = scored(own, each, torch.stack(inside), pairs.members(asked))
     return found
 

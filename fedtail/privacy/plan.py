@@ -44,16 +44,16 @@ def protection(setting: Setting) -> Iterator[Protection | None]:
     if not experiment.protected:
         yield None
         return
-    budget, client = None, ClientProtection()
+    budget, client = None, ClientProtection(robust=experiment.robust_side)
     if experiment.privacy.on:
         budget = budgeted(setting)
         local = experiment.privacy.model == "local"
         client = ClientProtection(None, experiment.privacy, budget.sigma if local else 0.0)
-    server = ServerProtection(None, budget, experiment.seed)
+    server = ServerProtection(client, None, budget, experiment.seed)
     if not experiment.secure:
         yield Protection(client, server, budget)
         return
-    server.secure = SecureSums(experiment.title, experiment.secure_threshold)
+    server.secure = SecureSums(experiment.title, experiment.secure_threshold, client)
     # Workers are processes that each do any client's tasks: what clients keep is in files, in
     # memory where there is a place for it.
     with TemporaryDirectory(

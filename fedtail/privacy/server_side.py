@@ -20,8 +20,9 @@ from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
 from fedtail.forms import ByClass, Form, Total
 from fedtail.privacy.budget import Budget
-from fedtail.privacy.clipping import CLIP, WITHIN, private_form, restored
-from fedtail.privacy.layout import Opened, part_of_task, why_no_sum
+from fedtail.privacy.client_side import ClientProtection, real_bits
+from fedtail.privacy.clipping import CLIP, WITHIN, restored
+from fedtail.privacy.layout import REAL_BITS, Opened, part_of_task, why_no_sum
 from fedtail.privacy.noise import RandomBytes, hidden, seeded_bytes
 from fedtail.privacy.secure.round import SecureSums
 from fedtail.privacy.secure.terms import FEWEST, TOO_FEW, Refused
@@ -30,16 +31,14 @@ from fedtail.reduce import Reduced, union
 from fedtail.totals import Key, Part, Sums, summed
 
 
-class Unopened(FedtailError):
-    """A sum that nobody may see, or that could not be opened."""
-
-
 @dataclass
 class ServerProtection:
     """Shows a method sums over clients.
 
     Attributes
     ----------
+    client
+        The clients' side: what it makes of updates is what is added up.
     secure
         The server's half of secure sums; none if updates are not masked.
     budget
@@ -48,6 +47,7 @@ class ServerProtection:
         Of the server's noise.
     """
 
+    client: ClientProtection = field(default_factory=ClientProtection)
     secure: SecureSums | None = None
     budget: Budget | None = None
     seed: int = 0
@@ -75,12 +75,13 @@ class ServerProtection:
                 "privacy does not cover"
             )
         facts: dict[str, Scalar] = {}
-        if self.budget is not None and self.budget.privacy.quantile is not None:
+        if self.budget is not None and self.budget.adaptive:
             facts[CLIP] = self.budget.clip
         tasks = told(tasks, facts) if facts else tasks
         if self.secure is None or any(form.why for form in declared.values()):
             return tasks
-        return self.secure.begin(tasks, engine, clock, self.budget)
+        real = REAL_BITS if self.budget is None else real_bits(self.budget.clip)
+        return self.secure.begin(tasks, engine, clock, real)
 
     def end(self, replies: Replies, tasks: Sequence[Task], engine: Engine, clock: Clock) -> Replies:
         """Return what the method may see of what came back."""
@@ -92,8 +93,7 @@ class ServerProtection:
         dropped, found = list(replies.dropped), replies.found
         traffic = {client: list(both) for client, both in replies.traffic.items()}
         remarks: list[Dropped] = []
-        sent = form if self.budget is None else private_form(form, self.budget.adaptive)
-        clients = list(found.clients)
+        sent, clients = self.client.clear(form), list(found.clients)
         try:
             if self.secure is None:
                 opened = in_the_clear(found, sent, 1 if self.adds else FEWEST)
@@ -101,7 +101,7 @@ class ServerProtection:
                 opened, clients = self.secure.end(replies, sent, engine, clock)
             if self.budget is not None:
                 opened = self.noised(opened, form, tasks, clock.round)
-        except (Unopened, Refused) as error:
+        except Refused as error:
             dropped += [] if self.secure else [Dropped(c, str(error)) for c in clients]
             clients, opened = [], Opened(form)
         if self.secure is not None:
@@ -152,7 +152,7 @@ def in_the_clear(found: Reduced, form: Form, fewest: int) -> Opened:
     What gets noise may be of one client.
     """
     if len(found.clients) < fewest:
-        raise Unopened(TOO_FEW)
+        raise Refused(TOO_FEW)
     sums, opened = cast(Sums, found.totals), Opened(form)
     for key, pile in sums.piles.items():
         if pile.count >= fewest:

@@ -58,6 +58,26 @@ class Matching(NamedTuple):
     bias: bool
 
 
+class Pull(NamedTuple):
+    """A second loss of the features: their cross-entropy under a head that stays as it is.
+
+    Attributes
+    ----------
+    head
+        Its rows are what features are drawn to, each to the row of its class.
+    weight
+        What the loss of one feature counts.
+    """
+
+    head: Head
+    weight: float
+
+    def gradient(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Return the derivative in the features, (A, m, d)."""
+        r = _residual(features, classes, self.head)
+        return self.weight * (r @ self.head.weight)
+
+
 class Matched(NamedTuple):
     """What gradient matching gives.
 
@@ -79,7 +99,13 @@ class Matched(NamedTuple):
 
 
 def match_features(
-    features: Tensor, head: Head, targets: ClassGradients, matching: Matching, steps: int, lr: float
+    features: Tensor,
+    head: Head,
+    targets: ClassGradients,
+    matching: Matching,
+    steps: int,
+    lr: float,
+    pull: Pull | None = None,
 ) -> Matched:
     """Take SGD steps on the features of each target's class.
 
@@ -96,6 +122,8 @@ def match_features(
     steps, lr
         How many steps, and their rate. A class never looks at another, so that they go in chunks,
         on as many threads as this process may use, up to two.
+    pull
+        What is added to the distance, if anything is.
     """
     classes, weight, bias = targets
     size = max(1, min(CHUNK_SIZE // weight.shape[1:].numel(), math.ceil(len(classes) / CHUNKS)))
@@ -105,7 +133,7 @@ def match_features(
         rows = slice(start, start + size)
         target = classes[rows], weight[rows], bias[rows] if bias is not None else None
         with torch.no_grad():
-            chunk = _Chunk(new[rows], head, target, matching)
+            chunk = _Chunk(new[rows], head, target, matching, pull)
             before = chunk.distances()[0]
             for _ in range(steps):
                 chunk.step(lr)
@@ -119,6 +147,18 @@ def match_features(
     before = torch.cat([old for old, _, _ in done] or nothing)
     after = torch.cat([plain for _, plain, _ in done] or nothing)
     return Matched(new, before, after, sum(loss for _, _, loss in done))
+
+
+def pull_features(features: Tensor, classes: Tensor, pull: Pull, steps: int, lr: float) -> Tensor:
+    """Return features (A, m, d) of classes (A,) after SGD steps on the pull alone."""
+    size = max(1, CHUNK_SIZE // pull.head.weight.numel())
+    new = features.clone()
+    with torch.no_grad():
+        for start in range(0, len(classes), size):
+            rows = slice(start, start + size)
+            for _ in range(steps):
+                new[rows] -= lr * pull.gradient(new[rows], classes[rows])
+    return new
 
 
 def _times(s: Tensor, w: Tensor) -> Tensor:
@@ -156,8 +196,15 @@ def _cosine(g: Tensor, t: Tensor, t_norm: Tensor, eps: float) -> _Cosine:
 class _Chunk:
     """The features of a few classes, changed in place."""
 
-    def __init__(self, s: Tensor, head: Head, targets: ClassGradients, matching: Matching) -> None:
-        self.s, self.head, self.matching = s, head, matching
+    def __init__(
+        self,
+        s: Tensor,
+        head: Head,
+        targets: ClassGradients,
+        matching: Matching,
+        pull: Pull | None = None,
+    ) -> None:
+        self.s, self.head, self.matching, self.pull = s, head, matching, pull
         self.classes, self.t, self.t_bias = targets
         self.with_bias = matching.bias and self.t_bias is not None
         self.t_norm = torch.linalg.vector_norm(self.t, dim=-1)
@@ -176,6 +223,7 @@ class _Chunk:
         return g, _cosine(g, self.t_bias, norm, self.eps)
 
     def step(self, lr: float) -> None:
+        pulled = None if self.pull is None else self.pull.gradient(self.s, self.classes)
         r, g = self.gradients()
         cosine = _cosine(g, self.t, self.t_norm, self.eps)
         # The derivative of Σ_j cos_j, which is climbed, in the gradient ...
@@ -195,6 +243,8 @@ class _Chunk:
         self.s.view(-1, self.s.shape[2]).addmm_(
             x.view(-1, x.shape[2]), self.head.weight, alpha=rate
         )
+        if pulled is not None:
+            self.s.sub_(pulled, alpha=lr)
 
     def distances(self) -> tuple[Tensor, float]:
         """Return each class's mean of 1 − cos without eps, and the sum of the loss."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,12 +15,14 @@ from benchmarks.figures import (
     balancefl_ablation,
     creff_dissimilarity,
     federated_tail,
+    fedlc_local,
     gbme_proxy,
     redgrape_heads,
 )
 from benchmarks.figures.common import experiment, read_protocol
 from benchmarks.results_file import readable
 from fedtail import run
+from fedtail.setting import prepare
 
 PROTOCOL = """
 clients = 4
@@ -69,6 +72,27 @@ def test_creff_has_a_curve_for_each_class(protocol: Path) -> None:
     logged.insert(0, history[0]["method"]["dissimilarity_before"])
     assert found["mean_over_classes"] == pytest.approx(logged, abs=1e-4)
     assert found["worst_class"][1] == max(curve[1] for curve in curves)
+
+
+def test_one_client_alone_and_all_averaged_start_from_the_same_model(protocol: Path) -> None:
+    found = made(fedlc_local, protocol, "--seeds", "1", "--rounds", "2")["methods"]
+
+    chosen = experiment(read_protocol(protocol, rounds=2), 0, {"name": "fedavg"})
+    tested = run(chosen).metrics["per_class"]
+    groups = fedlc_local.by_group(prepare(chosen).split.counts, [tested] * 4)
+    for stages in found.values():
+        before = {group: each["mean"] / 100 for group, each in stages["before"].items()}
+        assert before == pytest.approx(groups, abs=1e-5)
+    assert found["FedAvg"]["after a local update"] != found["FedLC"]["after a local update"]
+    assert found["FedAvg"]["after averaging"] != found["FedAvg"]["before"]
+
+
+def test_classes_are_frequent_rare_or_missing_by_a_clients_own_counts() -> None:
+    # Means of the present: (6 + 2) / 2 = 4 and 3. Client 0: 6 is frequent, 2 rare, 0 missing;
+    # client 1: 3 is frequent, the others are missing.
+    counts = np.array([[6, 2, 0], [3, 0, 0]])
+    found = fedlc_local.by_group(counts, [[0.9, 0.5, 0.1], [0.7, 0.3, 0.2]])
+    assert found == pytest.approx({"frequent": 0.8, "rare": 0.5, "missing": 0.2})
 
 
 def test_redgrape_is_run_with_and_without_the_second_head(protocol: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from fedtail import FedtailError, Method, run
+from fedtail import FedtailError, Method, Privacy, run
 from fedtail.engines.executor import Done
 from fedtail.engines.robust import (
     GeometricMedian,
@@ -21,10 +21,13 @@ from fedtail.engines.robust import (
     PlainMean,
     RobustMean,
     TrimmedMean,
+    alike,
     gathered,
 )
-from fedtail.forms import SAMPLES, ByClass, Form, Like, Mean
+from fedtail.forms import SAMPLES, ByClass, Form, Like, Mean, Total
+from fedtail.privacy.layout import Opened, vector
 from fedtail.protocol import Payload, Update
+from fedtail.reduce import Reduced
 from fedtail.testing.executors import Spoiler, run_with
 
 VALUES = torch.tensor([[1.0, 5.0], [2.0, -900.0], [3.0, 7.0], [900.0, 6.0]])
@@ -123,6 +126,61 @@ def test_parts_and_classes_have_middles_of_their_own() -> None:
     }
 
 
+ROWS_AND_ALL = (
+    Form()
+    .group("model", {"w": Like((1,)), "b": Like((1,)), "n": Like((), torch.int64)}, Mean())
+    .group("grad", {"g": Like((1,))}, ByClass(3))
+    .group("seen", {"c": Like((1,))}, Total())
+    .numbers(samples=SAMPLES)
+)
+SENT = {"model/w": torch.tensor([10.0]), "model/b": torch.tensor([10.0])}
+
+
+def answered(w: float, b: float, rows: dict[int, float], samples: int = 2) -> Payload:
+    tensors = {
+        "model/w": torch.tensor([float(w)]),
+        "model/b": torch.tensor([float(b)]),
+        "model/n": torch.tensor(7),
+        "grad/classes": torch.tensor(list(rows), dtype=torch.int64),
+        "grad/g": torch.tensor(list(rows.values())).reshape(-1, 1),
+        "seen/c": torch.tensor([9.0]),
+    }
+    return Payload(tensors, {"samples": samples})
+
+
+def test_a_client_shortens_its_own_change() -> None:
+    # (13, 14) against (10, 10) is (3, 4), of norm 5: a tenth of it is left. Each row by itself:
+    # 8 becomes 0.5, -0.25 is short enough. Sums and counters are no changes.
+    own = NormBound(bound=0.5).alone(answered(13, 14, {0: 8.0, 2: -0.25}), ROWS_AND_ALL, SENT)
+    assert own.tensors["model/w"].tolist() == pytest.approx([10.3], rel=1e-15)
+    assert own.tensors["model/b"].tolist() == pytest.approx([10.4], rel=1e-15)
+    assert own.tensors["grad/g"].tolist() == [[0.5], [-0.25]]
+    assert (own.tensors["seen/c"].tolist(), int(own.tensors["model/n"])) == ([9.0], 7)
+    assert own.scalars == {"samples": 2}
+
+
+def test_the_plain_sum_of_shortened_changes_is_the_servers_norm_bound() -> None:
+    bounded, form = NormBound(bound=0.5), alike(ROWS_AND_ALL)
+    answers = [answered(13, 14, {0: 8.0}), answered(10, 10.2, {0: 0.1, 1: 3.0}, samples=90)]
+    answers += [answered(99, 99, {}, samples=0)]  # has no samples, and no say in the model
+    own = [vector(bounded.alone(answer, ROWS_AND_ALL, SENT), form, False) for answer in answers]
+    opened = Opened(form)
+    opened.read(torch.stack(own).sum(dim=0), None, 3)
+    found = Reduced((0, 1, 2), opened)
+    # (0.3 + 0) / 2 and (0.4 + 0.2) / 2; class 0: (0.5 + 0.1) / 2, class 1: 0.5 of one client.
+    assert found["model"]["w"].tolist() == pytest.approx([10.15])
+    assert found["model"]["b"].tolist() == pytest.approx([10.3])
+    assert found["grad"]["g"].flatten().tolist() == pytest.approx([0.3, 0.5])
+    updates = [Update(k, answer) for k, answer in enumerate(answers)]
+    server = {
+        (name, part): made.tolist()
+        for part, values in gathered(updates, ROWS_AND_ALL)
+        for name, made in bounded.combined(values, SENT).items()
+    }
+    assert server["model/w", None] == pytest.approx([10.15])
+    assert server["grad/g", 0] == pytest.approx([0.3])
+
+
 def shouted(done: Done) -> Done:
     """Send a hundred times the model: finite, and within every bound."""
     if done.payload is None:
@@ -170,9 +228,27 @@ def test_none_is_the_plain_mean() -> None:
     assert {"none", *kinds} == set(RobustMean.registry)
 
 
-def test_what_nobody_may_see_has_no_middle() -> None:
-    with pytest.raises(FedtailError, match="robust = 'median' looks at every client's update"):
-        tiny.experiment(secure=True, robust="median")
+@pytest.mark.parametrize(
+    ("robust", "why"),
+    [
+        ("median", "the middle of every number shows only where all clients' numbers are seen"),
+        ("trimmed_mean", "which numbers are cut off shows only where"),
+        ("norm_bound", "the median norm shows only where .* give robust.bound"),
+        ("krum", "who lies near to whom shows only where all updates are seen"),
+        ("multi_krum", "who lies near to whom"),
+        ("geometric_median", "how far each update lies from the middle"),
+    ],
+)
+def test_what_nobody_may_see_has_no_middle(robust: str, why: str) -> None:
+    with pytest.raises(FedtailError, match=f"'{robust}' cannot be summed securely: {why}"):
+        tiny.experiment(secure=True, robust=robust)
+
+
+@pytest.mark.parametrize("robust", ["median", {"name": "norm_bound", "bound": 1.0}])
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_is_planned_for_plain_sums(robust: Any, secure: bool) -> None:
+    with pytest.raises(FedtailError, match="does not go with differential privacy, in which priv"):
+        tiny.experiment(secure=secure, robust=robust, privacy=Privacy(epsilon=8.0))
 
 
 def test_too_much_for_memory_is_said_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "feddf": {"distil_steps": 4, "distil_batch": 4},
 }
 REFUSES: Mapping[str, Mapping[str, str]] = {
+    "clip2fl": {BARE: "shows CLIP images of 1 or 3 channels, not inputs of shape (6,)"},
     "fedalign": {BARE: "no block with weights before its classifier '' that could be slimmed"},
 }
 FROZEN: Mapping[str, str] = {"fedalign": "trains the block '0' at two widths, and it is frozen"}
@@ -35,7 +36,16 @@ FROZEN: Mapping[str, str] = {"fedalign": "trains the block '0' at two widths, an
 @cache
 def case(name: str) -> Case:
     """Return a method on trial; what its checks share is computed once a process."""
-    return Case(Method.registry[name], FIELDS.get(name, {}))
+    return Case(Method.registry[name], fields_of(name))
+
+
+def fields_of(name: str) -> Mapping[str, Any]:
+    """Return the fields of a method on trial."""
+    if name == "clip2fl":
+        import tiny_clip  # it imports transformers, which takes seconds
+
+        return tiny_clip.fields()
+    return FIELDS.get(name, {})
 
 
 def make_method(name: str) -> Method[Any]:

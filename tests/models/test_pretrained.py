@@ -121,12 +121,14 @@ def test_experts_are_heads_on_a_frozen_body(folders: Any, tmp_path: Path) -> Non
     assert again.score(held["x_test"], held["y_test"]) == result.metrics["accuracy"]
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("size", "crop"), [((5, 9), None), ((24, 20), None), ((24, 20), (8, 8))])
-def test_images_are_resized_as_pillow_does(size: tuple[int, int], crop: Any) -> None:
+def test_images_are_resized_as_pillow_does(mode: str, size: tuple[int, int], crop: Any) -> None:
     x = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    hook = Resized(Preprocessing(resize=size, crop=crop, mean=(0.0,), std=(1.0,)))
+    hook = Resized(Preprocessing(resize=size, crop=crop, mode=mode, mean=(0.0,), std=(1.0,)))
     found = hook.resized(x)[0, 0].numpy()
-    picture = Image.fromarray(x[0, 0].numpy()).resize(size[::-1], Image.Resampling.BILINEAR)
+    filters = Image.Resampling
+    picture = Image.fromarray(x[0, 0].numpy()).resize(size[::-1], filters[mode.upper()])
     wanted = np.asarray(picture)
     if crop:  # (24 - 8) / 2 rows and (20 - 8) / 2 columns on every side
         wanted = wanted[8:16, 6:14]

@@ -13,7 +13,7 @@ import torch
 from fedtail import FedtailError
 from fedtail.forms import Form, Like, Mean, Total
 from fedtail.privacy.clipping import WITHIN
-from fedtail.privacy.layout import Slot, slots
+from fedtail.privacy.layout import Slot
 from fedtail.privacy.secure.crypto import (
     Numbers,
     add_mask,
@@ -160,9 +160,9 @@ def test_no_sum_of_allowed_numbers_is_out_of_range(width: int, members: int) -> 
 def test_what_stands_where_is_part_of_the_terms() -> None:
     form = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((1,))}, Total())
     other = Form().group("model", {"w": Like((2,))}, Mean()).group("n", {"c": Like((2,))}, Total())
-    one, another = (layout_digest([list(slots(f, False))]) for f in (form, other))
+    one, another = (layout_digest(f) for f in (form, other))
     assert one != another
-    assert one != layout_digest([list(slots(form, False))], 20)
+    assert one != layout_digest(form, 20)
 
 
 def test_thresholds() -> None:
@@ -195,6 +195,24 @@ def test_a_desk_answers_each_step_once_and_forgets(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="not here any more"):
         desk.read(3, one)
     assert len(list(desk.folder.iterdir())) == 2
+
+
+def test_nothing_tells_who_took_part_when_a_sum_is_over(tmp_path: Path) -> None:
+    desk, one, part = Desk(tmp_path / "desk"), "a" * 96, "a" * 32 + "b" * 64
+    for session in (one, part):  # a client may be in two sums of one exchange
+        desk.begin(3, session, one[:32])
+        desk.write(3, session, {})
+    desk.once(3, one, "open")
+    desk.erase(3, one)
+    assert {path.name for path in desk.folder.iterdir()} == {f"3-{part}.keys", f"3-{part}.secrets"}
+    # What comes after the last step is refused, and leaves no mark.
+    with pytest.raises(Refused, match="not here any more"):
+        desk.once(3, one, "open")
+    desk.erase(3, part)
+    assert list(desk.folder.iterdir()) == []
+    desk.begin(3, one, one[:32])
+    desk.clear()
+    assert not desk.folder.exists()
 
 
 @pytest.mark.parametrize("session", ["../../etc/passwd", "a" * 95, "A" * 96, ""])

@@ -22,9 +22,10 @@ from fedtail.privacy.secure.member import (
     ASK_SHARES,
     SECURE,
     Identity,
+    halves,
 )
 from fedtail.privacy.secure.shamir import join
-from fedtail.privacy.secure.terms import KEYS_BYTES, Refused, Terms
+from fedtail.privacy.secure.terms import KEYS_BYTES, Refused, Terms, raw
 from fedtail.protocol import Payload, Task
 
 
@@ -269,6 +270,27 @@ def test_a_replay_is_refused(tmp_path: Path) -> None:
     seats.deliver(0)
     with pytest.raises(Refused, match="'masked' of this secure sum was answered before"):
         seats.deliver(0)  # two vectors under one mask would show their difference
+
+
+def test_who_asks_for_a_sum_once_more_gets_other_keys(tmp_path: Path) -> None:
+    # Nothing is left of a sum that is over, so that nothing of it can be masked or shared again.
+    seats = table(tmp_path)
+    sent: list[Task] = []
+
+    def noted(task: Task) -> Task:
+        sent.append(task)
+        return task
+
+    seats.drive(seats.sum.begin(), noted)
+    before = dict(seats.sum.keys)
+    seats.total([0, 1, 2, 3])
+    asked = {task.action: task for task in sent if task.client == 0}
+    assert "not here any more" in seats.ask(asked[ASK_SHARES]).reason
+    again = seats.ask(asked[ASK_KEYS]).payload
+    assert again is not None
+    assert not halves(before[0]) & halves(raw(again.tensors["secure/keys"]))
+    # The others' keys of then do not help: this client's own are not among them.
+    assert "another key than this client's" in seats.ask(asked[ASK_SHARES]).reason
 
 
 def test_a_restart_does_not_undo_an_answer(tmp_path: Path) -> None:

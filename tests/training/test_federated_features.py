@@ -12,8 +12,10 @@ from fedtail.training.class_gradients import ClassGradients
 from fedtail.training.federated_features import (
     Head,
     Matching,
+    Pull,
     match_features,
     new_head,
+    pull_features,
     train_head,
 )
 
@@ -211,3 +213,29 @@ def test_bits_do_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     for other in found[1:]:
         assert torch.equal(found[0].features, other.features) and found[0].loss == other.loss
         assert torch.equal(found[0].after, other.after)
+
+
+@pytest.mark.parametrize("chunk", [1, 2**18])
+def test_a_pull_is_one_more_term_of_the_loss(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federated_features, "CHUNK_SIZE", chunk)
+    features, head, classes = drawn(3, 5, 6), head_of(4, 6), torch.tensor([0, 2, 3])
+    pull = Pull(Head(drawn(4, 6, seed=4), None), weight=0.5)
+
+    # Alone, against autograd: the weight times each feature's cross-entropy.
+    s = features.clone()
+    for _ in range(7):
+        s.requires_grad_()
+        z = functional.linear(s, pull.head.weight).flatten(0, 1)
+        loss = 0.5 * functional.cross_entropy(z, classes.repeat_interleave(5), reduction="sum")
+        s = (s - 0.3 * torch.autograd.grad(loss, s)[0]).detach()
+    before = features.clone()
+    assert torch.allclose(pull_features(features, classes, pull, 7, 0.3), s, atol=1e-5)
+    assert torch.equal(features, before)
+    assert torch.equal(pull_features(features, classes, pull, 0, 0.3), before)
+
+    # With targets, one step is the sum of both.
+    targets = feature_gradients(drawn(3, 5, 6, seed=3), classes, head)
+    both = match_features(features, head, targets, CODE, 1, 0.3, pull).features
+    matched = match_features(features, head, targets, CODE, 1, 0.3).features
+    pulled = pull_features(features, classes, pull, 1, 0.3)
+    assert torch.allclose(both - features, matched + pulled - 2 * features, atol=1e-5)

@@ -74,7 +74,7 @@ def answer_described(content: Content, context: Context) -> Content:
         content,
         context,
         lambda notes: described_setting(str(folder.experiment)).runtime(),
-        Files(folder.path / "clients"),
+        Files(folder.client_states),
     )
 
 

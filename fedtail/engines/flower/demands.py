@@ -18,12 +18,13 @@ from typing import Any
 
 from fedtail.engines.flower.scrubbing import PublicError
 from fedtail.engines.flower.store import Files, Store
+from fedtail.engines.robust import RobustMean
 from fedtail.engines.runtime import Clock, Runtime
 from fedtail.privacy.client_side import ClientProtection
 from fedtail.privacy.clipping import CLIP
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.secure.crypto import signing_public
-from fedtail.privacy.secure.desk import Desk
+from fedtail.privacy.secure.desk import desk_beside
 from fedtail.privacy.secure.member import Identity, Member
 from fedtail.protocol import Task
 
@@ -38,6 +39,8 @@ def terms_told(side: ClientProtection | None) -> dict[str, Any]:
     told: dict[str, Any] = {} if side.member is None else {"secure": True}
     if side.privacy is not None:
         told |= {"privacy": side.privacy.model_dump(mode="json"), "sigma": side.sigma}
+    if side.robust is not None:
+        told["robust"] = side.robust.describe()
     return {TERMS: told}
 
 
@@ -55,8 +58,9 @@ def side_told(notes: Mapping[str, Any], member: Callable[[], Member]) -> ClientP
     if told is None:
         return None
     privacy = Privacy.model_validate(told["privacy"]) if "privacy" in told else None
+    robust = RobustMean.model_validate(told["robust"]) if "robust" in told else None
     half = member() if told.get("secure") else None
-    return ClientProtection(half, privacy, float(told.get("sigma", 0.0)))
+    return ClientProtection(half, privacy, float(told.get("sigma", 0.0)), robust)
 
 
 def node_member(config: Mapping[str, Any], store: Store) -> Member:
@@ -66,7 +70,7 @@ def node_member(config: Mapping[str, Any], store: Store) -> Member:
             "takes part in secure sums only with a state-dir in its --node-config, where it marks "
             "what it has answered"
         )
-    return Member(Desk(store.folder / "secure"), node_identity(config))
+    return Member(desk_beside(store.folder), node_identity(config))
 
 
 def node_identity(config: Mapping[str, Any]) -> Identity | None:

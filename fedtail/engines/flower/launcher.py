@@ -35,6 +35,7 @@ from fedtail.metrics import shipped_record
 from fedtail.models.split_model import load_tested
 from fedtail.predictor import predictor_of
 from fedtail.privacy.plan import protection
+from fedtail.privacy.secure.desk import desk_beside
 from fedtail.result import Result
 from fedtail.setting import Setting, prepare
 from fedtail.settled import restore_inputs
@@ -110,6 +111,7 @@ class Launch:
                 stack.callback(callback.close)
             stack.enter_context(ended_by_signals())
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtail-")))
+            stack.callback(desk_beside(folder.client_states).clear)
             federation = FlowerProcesses(home, status.folder, self.tls, self.engine == "ray")
             stack.callback(federation.close)
             self.start(federation, len(setting.federation), folder, resume)

@@ -6,7 +6,7 @@ hold it never sees; a run leaves the same folder as an embedded one and is resum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,15 @@ from fedtail.setting import (
     runs_on_images,
     takes_whole,
 )
+
+CONFIG_NAMES = {
+    field: field.replace("_", "-")
+    for field in (
+        *("clients", "rounds", "seed", "threads", "per_round", "min_clients", "validation"),
+        *("keep", "score", "patience", "train", "secure", "secure_threshold"),
+    )
+}
+"""Fields of an experiment that a run's configuration may have, and their names there."""
 
 
 class OnClients(Source):
@@ -84,7 +93,8 @@ def serve(
     ``threads``, ``deadline`` (seconds of an exchange), ``join`` (seconds until all nodes are
     there) and ``resume``; and ``validation`` (the share that every client holds out of training),
     ``keep``, ``score``, ``patience``, ``train``, ``secure`` and ``secure-threshold``, and the
-    fields of ``privacy`` (``privacy.epsilon``, ...), as in an experiment.
+    fields of ``privacy`` (``privacy.epsilon``, ...) and ``robust`` (``robust.name``, ...), as in an
+    experiment.
 
     Parameters
     ----------
@@ -157,6 +167,16 @@ def executor_of(
     return FlowerExecutor(grid, roster, terms, setting.runtime())
 
 
+def told_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment that a run's configuration has."""
+    given = {field: config[name] for field, name in CONFIG_NAMES.items() if name in config}
+    for section in ("privacy", "robust"):
+        of = f"{section}."
+        told = {name.removeprefix(of): v for name, v in config.items() if name.startswith(of)}
+        given |= {section: told} if told else {}
+    return given
+
+
 def remote(
     config: dict[str, Any],
     method: Method[Any],
@@ -170,19 +190,9 @@ def remote(
     if class_counts and len(class_counts) != len(classes):
         raise FedtailError(f"{len(class_counts)} class counts for {len(classes)} classes")
     held = checked_samples(test[0], test[1], len(classes), "the test set")
-    named = {"per_round": "per-round", "min_clients": "min-clients"}
-    named |= {"secure_threshold": "secure-threshold"}
-    fields = ["clients", "rounds", "seed", "threads", "per_round", "min_clients"]
-    fields += ["validation", "keep", "score", "patience", "train", "secure", "secure_threshold"]
-    given = {f: config[named.get(f, f)] for f in fields if named.get(f, f) in config}
-    privacy = {n.removeprefix("privacy."): v for n, v in config.items() if n.startswith("privacy.")}
     shape = list(held.x.shape)
     experiment = Experiment(
-        method=method,
-        data=OnClients(shapes={"x_test": shape}),
-        model=model,
-        privacy=privacy,
-        **given,
+        method=method, data=OnClients(shapes={"x_test": shape}), model=model, **told_fields(config)
     )
     if experiment.clients is None:
         raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
@@ -196,6 +206,7 @@ def remote(
         tail=NoTail(), partition=Natural(), clients=experiment.clients, seed=experiment.seed
     )
     dataset = Dataset(none, held, classes, normalisation=normalisation)
+    method.check_data(dataset)
     federation = Federation(
         dataset, parts, None, device, runs_on_images(trained, device), tokens=tokens
     )

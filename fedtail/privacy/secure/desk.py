@@ -2,7 +2,9 @@
 
 Not among the states that a server may go back to: a client that could be taken back would give out
 both kinds of shares, or two vectors under one mask. So a mark that cannot be made twice is on the
-disk before an answer leaves, and the secrets are gone after the last, or when the next sum begins.
+disk before an answer leaves, as long as there are secrets to answer with. These are gone after the
+last answer, or when the next sum begins, and the marks with them: a server that asks for the same
+sum once more gets other keys, as for any other sum.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +44,15 @@ class Desk:
         self.once(client, session, "keys")
 
     def once(self, client: ClientId, session: str, step: str) -> None:
-        """Mark a step as answered, or refuse one that was."""
+        """Mark a step as answered, or refuse one that was, or that comes after the last."""
+        if step != "keys" and not self._path(client, session, "secrets").exists():
+            raise self._unknown()
         try:
             mark = os.open(
                 self._path(client, session, step), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600
             )
         except FileExistsError:
             raise Refused(f"'{step}' of this secure sum was answered before") from None
-        except FileNotFoundError:
-            raise self._unknown() from None
         try:
             if self.durable:
                 os.fsync(mark)
@@ -75,9 +78,15 @@ class Desk:
         return found
 
     def erase(self, client: ClientId, session: str) -> None:
-        """Forget the secrets of a sum; its marks stay until the next."""
+        """Forget the secrets of a sum, and then that there was one."""
         self._path(client, session, "secrets").unlink()
-        self._sync()
+        self._sync()  # no power cut may bring secrets back without their marks
+        for mark in self.folder.glob(f"{client}-{session}.*"):
+            mark.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Forget every sum: where a run is over, one that broke off has nothing to come back to."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, client: ClientId, session: str, suffix: str) -> Path:
         if not re.fullmatch("[0-9a-f]{96}", session):  # the server says it, and it names a file
@@ -91,3 +100,8 @@ class Desk:
     @staticmethod
     def _unknown() -> Refused:
         return Refused("the keys of this secure sum are not here any more, or never were")
+
+
+def desk_beside(states: Path) -> Desk:
+    """Return the desk of a node whose clients' states are in a folder."""
+    return Desk(states / "secure")

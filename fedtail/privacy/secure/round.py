@@ -14,9 +14,7 @@ from fedtail.engines.executor import Done
 from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
 from fedtail.forms import Form
-from fedtail.privacy.budget import Budget
-from fedtail.privacy.client_side import masked_name, real_bits, width
-from fedtail.privacy.clipping import private_form
+from fedtail.privacy.client_side import ClientProtection, masked_name, width
 from fedtail.privacy.layout import REAL_BITS, Opened, length, part_of, slots
 from fedtail.privacy.secure.crypto import Numbers
 from fedtail.privacy.secure.exchange import SecureExchange, Steps, T
@@ -45,21 +43,25 @@ class SecureSums:
         What tells runs apart.
     share
         The threshold, as a share of those who are asked.
+    client
+        The clients' side, which says what is added up.
+    real
+        f of real numbers in this exchange.
     """
 
     run: str
     share: float
+    client: ClientProtection
     real: int = REAL_BITS
     groups: list[SecureExchange] = field(default_factory=list)
     sent: dict[int, SecureExchange] = field(default_factory=dict)  # by the identity of payloads
 
     def begin(
-        self, tasks: Sequence[Task], engine: Engine, clock: Clock, budget: Budget | None
+        self, tasks: Sequence[Task], engine: Engine, clock: Clock, real: int = REAL_BITS
     ) -> list[Task]:
         """Have keys and shares made, and return the tasks of those who did."""
-        self.real = REAL_BITS if budget is None else real_bits(budget.clip)
-        bits, attempt = width(None if budget is None else budget.privacy), new_attempt()
-        kinds = self._kinds(tasks, engine, budget)
+        self.real, bits, attempt = real, width(self.client.privacy), new_attempt()
+        kinds = self._kinds(tasks, engine)
         self.groups, self.sent, found = [], {}, []
         for kind, some in kinds.items():
             for cohort in in_groups(sorted(task.client for task in some)):
@@ -75,20 +77,15 @@ class SecureSums:
             found += [replace(task, payload=told) for task in members]
         return found
 
-    def _kinds(
-        self, tasks: Sequence[Task], engine: Engine, budget: Budget | None
-    ) -> dict[SumKind, list[Task]]:
+    def _kinds(self, tasks: Sequence[Task], engine: Engine) -> dict[SumKind, list[Task]]:
         """Return who is asked what; those of one part must be asked the same."""
         seen: dict[tuple[str, int], SumKind] = {}
         kinds: dict[SumKind, list[Task]] = {}
         for task in tasks:
             key = task.action, id(task.payload)
             if key not in seen:
-                form = engine.declared(task)
-                if budget is not None:
-                    form = private_form(form, budget.adaptive)
-                both = [list(slots(form, parts)) for parts in (False, True)]
-                layout = layout_digest(both, self.real)
+                form = self.client.clear(engine.declared(task))
+                layout = layout_digest(form, self.real)
                 sent = payload_digest(task.payload, SECURE)
                 seen[key] = SumKind(part_of(form), task.action, sent, layout)
             kinds.setdefault(seen[key], []).append(task)

@@ -28,7 +28,7 @@ KEYS_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 
 
 class Refused(FedtailError):
-    """What a member of a secure sum does not do, or what came of others that did not."""
+    """What a member of a secure sum does not do, or a sum that there is not because of it."""
 
 
 class SumKind(NamedTuple):

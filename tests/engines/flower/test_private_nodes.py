@@ -10,6 +10,7 @@ from typing import Any
 import local_federation
 import pytest
 import tiny
+import tiny_clip
 import torch
 from test_serving import FEDAVG, served
 
@@ -36,7 +37,8 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def case(name: str) -> Case:
-    return Case(Method.registry[name], SMALL.get(name, {}))
+    fields = tiny_clip.fields() if name == "clip2fl" else SMALL.get(name, {})
+    return Case(Method.registry[name], fields)
 
 
 def private(rounds: int = 2, per_round: int = 4, **privacy: Any) -> Experiment:

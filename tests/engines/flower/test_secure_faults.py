@@ -54,6 +54,7 @@ def test_a_node_is_killed_in_a_step(action: str, tmp_path: Path) -> None:
     assert run.digest() == embedded.digest
     assert record["clients"] == embedded.metrics["clients"]
     assert record["clients"] == ([0, 2] if action in STEPS[:3] else [0, 1, 2])
+    assert not (tmp_path / "run" / "clients" / "secure").exists()  # nor what the sum broke off with
 
 
 def test_below_the_threshold_there_is_no_sum(tmp_path: Path) -> None:

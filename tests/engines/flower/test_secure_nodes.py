@@ -16,7 +16,18 @@ from local_grid import LocalGrid
 from summing import summed
 from test_serving import FEDAVG, served
 
-from fedtail import CReFF, Experiment, FedAvg, Method, Privacy, RedGrape, RunStopped, Scaffold, run
+from fedtail import (
+    CReFF,
+    Experiment,
+    FedAvg,
+    FedtailError,
+    Method,
+    Privacy,
+    RedGrape,
+    RunStopped,
+    Scaffold,
+    run,
+)
 from fedtail.engines.flower.bridge import from_records
 from fedtail.engines.flower.demands import Demands, node_identity
 from fedtail.engines.flower.scrubbing import PublicError
@@ -47,7 +58,15 @@ def test_bits_and_traffic_are_those_of_the_embedded_engine(name: str, tmp_path: 
     assert there.digest == here.digest
     for ours, theirs in zip(here.history, there.history, strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
-    assert not list(tmp_path.rglob("*.secrets")) and list(tmp_path.rglob("*.open"))
+    (desk,) = tmp_path.rglob("secure")
+    assert list(desk.iterdir()) == []  # who was asked last is not told
+
+
+def test_nodes_shorten_their_own_changes(tmp_path: Path) -> None:
+    chosen = experiment(METHODS["creff"], robust={"name": "norm_bound", "bound": 0.05})
+    config = {"state-dir": str(tmp_path)}
+    there = local_federation.federation(chosen, node_config=config).run()
+    assert there.digest == run(chosen).digest != run(chosen.but(robust="none")).digest
 
 
 def test_secure_and_private_together(tmp_path: Path) -> None:
@@ -155,6 +174,20 @@ def test_a_deployed_app_sums_securely(tmp_path: Path) -> None:
     for name, tensor in plain.tensors.items():
         if tensor.is_floating_point():
             assert (found.tensors[name] - tensor).abs().max() < 1e-6
+
+
+def test_a_deployed_app_has_robust_means(tmp_path: Path) -> None:
+    bound: dict[str, Any] = {"robust.name": "norm_bound", "robust.bound": 0.05}
+    chosen = tiny.experiment(
+        FEDAVG, tiny.norm_model, rounds=2, robust={"name": "norm_bound", "bound": 0.05}
+    )
+    plain = served(FEDAVG, tmp_path / "plain", **bound)
+    assert plain.digest == run(chosen).digest
+    secure = served(FEDAVG, tmp_path / "run", secure=True, **bound)
+    assert secure.digest == run(chosen.but(secure=True)).digest
+    krum: dict[str, Any] = {"robust.name": "krum"}
+    with pytest.raises(FedtailError, match="'krum' cannot be summed securely"):
+        served(FEDAVG, tmp_path / "krum", secure=True, **krum)
 
 
 def test_a_nodes_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""The papers' claims, and what our runs say of them."""

@@ -1,0 +1,75 @@
+"""The page of the papers' claims is what its files say, and verdicts follow the rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.claims import page
+from benchmarks.claims.verdict import Claim, Seen, claims, hours, seen, verdict
+from benchmarks.claims.verdict import results as found_results
+from fedtail.study.paired import Difference
+
+
+def test_the_page_is_what_the_files_say() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(found_results())
+
+
+def test_a_paper_has_at_most_five_claims_and_the_paper_prints_each() -> None:
+    every = claims()
+    assert set(Counter(claim.paper for claim in every).values()) <= {4, 5}
+    for claim in every:
+        high, low = claim.printed(claim.recipe())
+        assert high > low
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (2.0, 10.0, "reproduced"),  # mean 6 of 10 printed
+        (2.0, 6.0, "in order only"),  # mean 4
+        (-1.0, 9.0, "open"),
+        (-6.0, -2.0, "not reproduced"),
+    ],
+)
+def test_verdicts_by_hand(low: float, high: float, said: str) -> None:
+    assert verdict(10.0, Difference((low + high) / 2, low, high, None, 3)) == said
+
+
+def test_one_seed_decides_nothing() -> None:
+    assert verdict(10.0, Difference(9.0, None, None, None, 1)) == "open"
+    assert verdict(10.0, None) == "not run"
+
+
+CLAIM = Claim("P", "says", "creff/table1", "CIFAR-10-LT", "IF=100;Dir alpha=0.5", "CReFF", "FedAvg")
+
+
+def test_runs_of_the_cell_are_found_and_paired_by_seed() -> None:
+    def number(method: str, ours: list[float], setting: str = CLAIM.setting) -> dict[str, object]:
+        return {
+            "dataset": CLAIM.dataset,
+            "setting": setting,
+            "method": method,
+            "metric": "accuracy",
+            "ours": ours,
+        }
+
+    other = {"table": "creff/table1", "numbers": [number("CReFF", [1.0], "IF=50;Dir alpha=0.5")]}
+    both = {
+        "table": "creff/table1",
+        "numbers": [number("FedAvg", [1.0, 5.0]), number("CReFF", [4.0, 8.0])],
+    }
+    pair = seen(CLAIM, [other, both])
+    assert isinstance(pair, Seen)
+    assert pair.source is both
+    assert (pair.gain.mean, pair.gain.low, pair.gain.high) == (3.0, 3.0, 3.0)
+    assert seen(CLAIM, [other]) is None
+
+
+def test_hours_of_a_claim_are_its_two_cells() -> None:
+    # 12,406 samples of imbalance 100 (5,000 to 50), 8 of 20 clients, 10 epochs, 200 rounds, seeds:
+    # equal work for both, so twice one method's.
+    table = CLAIM.recipe()
+    alone = Claim(**{**vars(CLAIM), "method": "FedAvg"})
+    assert hours(CLAIM, table) == pytest.approx(hours(alone, table))
