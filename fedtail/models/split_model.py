@@ -40,7 +40,7 @@ class Output(NamedTuple):
     experts: Tensor | None = None
 
 
-UNREAD = torch.empty(0)
+NO_FEATURES = torch.empty(0)
 """What stands in the place of features that nobody reads."""
 
 
@@ -146,7 +146,7 @@ class SplitModel(nn.Module):
     def output(self, x: Tensor, features: bool = True) -> Output:
         """Return logits and the features they were made from, or none if they are not read."""
         if not features:
-            return Output(logits_of(self.module(x)), UNREAD)
+            return Output(logits_of(self.module(x)), NO_FEATURES)
         seen: list[Tensor] = []
         classifier = self.classifier
         own = vars(classifier)
