@@ -20,6 +20,7 @@ from fedtail.data.partitions import (
 )
 from fedtail.data.sources import Arrays, Digits, Npz, TorchData
 from fedtail.data.split import Split, make_split
+from fedtail.diagnosis.doctor import Diagnosis, doctor
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.finish import ClosedFormFinish, Finish, NoFinish
@@ -88,6 +89,7 @@ __all__ = [
     "ClosedFormFinish",
     "ClosedHead",
     "CrossEntropy",
+    "Diagnosis",
     "Digits",
     "Dirichlet",
     "Exchange",
@@ -156,6 +158,7 @@ __all__ = [
     "Validation",
     "WeightedCrossEntropy",
     "compare",
+    "doctor",
     "experts",
     "load",
     "make_split",

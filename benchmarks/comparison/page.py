@@ -43,8 +43,8 @@ SAID = {
     "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
 }
 SHOWN = ("balanced_accuracy", "few")
-TAUGHT = {"clip2fl"}
-"""Not compared: what a pretrained teacher says of the classes, the others have to learn."""
+LEFT_OUT = {"clip2fl", "probe"}
+"""Not compared: what a pretrained teacher knows of classes, others must learn; a probe is none."""
 Cell = Mapping[str, Mapping[str, Any]]
 
 
@@ -107,7 +107,7 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
 def so_far(letter: str, cells: Mapping[str, Cell]) -> str:
     """Say how much of a protocol has been run."""
     planned = len(list(PROTOCOLS.glob(f"{letter}_*.toml")))
-    methods = len(set(Method.registry) - TAUGHT)
+    methods = len(set(Method.registry) - LEFT_OUT)
     most = len({split_spec(label)[0] for cell in cells.values() for label in cell})
     return f"Measured so far: {len(cells)} of {planned} cells, {most} of {methods} methods."
 

@@ -13,6 +13,7 @@ import typer
 from fedtail.cli import audit as _audit
 from fedtail.cli import check as _check
 from fedtail.cli import compare as _compare
+from fedtail.cli import doctor as _doctor
 from fedtail.cli import export as _export
 from fedtail.cli import features as _features
 from fedtail.cli import predict as _predict
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=_run.EXAMPLES)(_run.run_command)
 app.command("compare", epilog=_compare.EXAMPLES)(_compare.compare_command)
+app.command("doctor", epilog=_doctor.EXAMPLES)(_doctor.doctor_command)
 app.command("tune", epilog=_tune.EXAMPLES)(_tune.tune_command)
 app.command("runs", epilog=_runs.EXAMPLES)(_runs.runs_command)
 app.command(epilog=_split.EXAMPLES)(_split.split)

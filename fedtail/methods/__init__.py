@@ -35,6 +35,7 @@ from fedtail.methods.local_losses import BSM, LADE, FedFocal, FedRS
 from fedtail.methods.local_only import LocalOnly
 from fedtail.methods.paco import PaCo
 from fedtail.methods.per_fedavg import PerFedAvg
+from fedtail.methods.probe import Probe
 from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.redgrape import RedGrape
 from fedtail.methods.ride import RIDE
@@ -94,6 +95,7 @@ __all__ = [
     "ModelState",
     "PaCo",
     "PerFedAvg",
+    "Probe",
     "RatioLoss",
     "RedGrape",
     "Scaffold",

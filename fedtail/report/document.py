@@ -77,7 +77,7 @@ def make_page(content: Plain, live: bool = False) -> str:
     filled = {
         "STYLE": style,
         "SCRIPT": script,
-        "POLICY": _policy(script, live),
+        "POLICY": page_policy(script, live),
         "LIVE": "true" if live else "false",
         "DATA": embedded(content),
     }
@@ -107,7 +107,12 @@ def _parts() -> tuple[str, str, str]:
     return read("page.html"), read("page.css"), "\n".join(map(read, SCRIPTS))
 
 
-def _policy(script: str, live: bool) -> str:
+def page_style() -> str:
+    """Return the style of the report, for other pages in its look."""
+    return _parts()[1]
+
+
+def page_policy(script: str, live: bool = False) -> str:
     """Return what the browser may do: this very script, no other host."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     connect = "'self'" if live else "'none'"
