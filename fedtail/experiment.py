@@ -329,8 +329,8 @@ class Experiment(Config):
     @property
     def protected(self) -> str:
         """What happens to updates before they leave clients, in a word; nothing by default."""
-        private = "made differentially private" if self.privacy.on else ""
-        return "summed securely" if self.secure else private
+        both = {"summed securely": self.secure, "made differentially private": self.privacy.on}
+        return " and ".join(what for what, is_on in both.items() if is_on)
 
     @property
     def robust_side(self) -> RobustMean | None:

@@ -114,6 +114,8 @@ def test_what_is_switched_off_may_be_described() -> None:
     # In a comparison one line has no budget, and all have the other fields.
     off = make_experiment({"privacy": {"epsilon": float("inf"), "clip": 0.5, "model": "local"}})
     assert not off.protected
+    both = make_experiment({"secure": True, "privacy": {"epsilon": 8.0}})
+    assert both.protected == "summed securely and made differentially private"
 
 
 def test_a_model_made_in_python_is_named_and_refused_from_a_file() -> None:
