@@ -241,8 +241,9 @@ def sound(tensors: Mapping[str, Tensor], looks: Mapping[str, Like]) -> Tensor:
         if tensor.shape[1:] != look.shape or tensor.dtype != look.dtype or look.counted:
             return torch.zeros_like(good)
         if tensor[0].numel() and tensor.dtype != torch.bool:
-            low, high = torch.aminmax(tensor.reshape(len(good), -1), dim=1)  # NaN if there is one
-            good &= (low >= look.low) & (high <= look.high)
+            # `aminmax` along a dimension takes ten times as long.
+            flat = tensor.reshape(len(good), -1)
+            good &= (flat.amin(1) >= look.low) & (flat.amax(1) <= look.high)  # NaN if there is one
     return good
 
 

@@ -96,7 +96,8 @@ def wide(addends: int, weight: float) -> Frame:
 
 def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
     """Return the frame of weighted numbers like those sent under the same name."""
-    largest = float(sent.abs().max()) if sent.numel() else 0.0
+    low, high = torch.aminmax(sent) if sent.numel() else (torch.zeros(()),) * 2
+    largest = max(-float(low), float(high))
     bits = MARGIN + _bits(largest)
     return Frame((SUM_BITS - bits - _bits(addends) - _bits(weight),), 2.0**bits)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from fedtail.forms import CLASSES, ByClass, First, Form, How, Mean, Total
+from fedtail.forms import CLASSES, SMALL_TENSOR, ByClass, First, Form, How, Mean, Total
 from fedtail.protocol import ClientId, Payload, Scalar, Update
-from fedtail.sums import Frames, add, add_stack, opened, wide, zeros
+from fedtail.sums import Frame, Frames, add, add_stack, opened, wide, zeros
 
 SAMPLES_NAME = "samples"
 ANY = Frames({}, wide(1 << 20, 2.0**20), 2.0**20)
@@ -110,24 +110,46 @@ class Sums:
         for client, more in zip(updates.clients, updates.extras, strict=True):
             if more.tensors:
                 self._spread(Update(client, more))
-        for name, stack in updates.tensors.items():
-            how = self.form.how.get(name)
+        self._stacked(updates.clients, updates.tensors, scalars)
+
+    def _spread(self, update: Update) -> None:
+        """Add the tensors of one update."""
+        payload, how = update.payload, self.form.how
+        ragged = [name for name in payload.tensors if isinstance(how.get(name), ByClass)]
+        alike = {n: t[None] for n, t in payload.tensors.items() if n not in ragged}
+        self._stacked([update.client], alike, [payload.scalars])
+        for name in ragged:
+            index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
+            rows = zip(index.tolist(), payload.tensors[name][:, None], strict=True)
+            self._put({(name, c): row for c, row in rows}, [1.0])
+
+    def _stacked(
+        self,
+        clients: Sequence[ClientId],
+        tensors: Mapping[str, Tensor],
+        scalars: Sequence[Mapping[str, Scalar]],
+    ) -> None:
+        """Add tensors with a dimension of clients in front; what is not declared is left out."""
+        kinds: dict[How | None, dict[str, Tensor]] = {}
+        for name, stack in tensors.items():
+            kinds.setdefault(self.form.how.get(name), {})[name] = stack
+        for how, stacks in kinds.items():
             within = how.within if isinstance(how, Mean | First) else ""
             parts: dict[Part, list[int]] = {}
             for row, told in enumerate(scalars):
                 parts.setdefault(told.get(within), []).append(row)
             for part, rows in parts.items():
-                some = stack if len(parts) == 1 else stack[rows]
+                some = {(n, part): s if len(parts) == 1 else s[rows] for n, s in stacks.items()}
                 match how:
                     case First():
-                        row = min(rows, key=lambda row: updates.clients[row])
-                        first = Pile([stack[row].clone()], updates.clients[row], len(rows))
-                        self._join((name, part), first)
+                        least = min(range(len(rows)), key=lambda at: clients[rows[at]])
+                        for key, stack in some.items():
+                            first = Pile([stack[least].clone()], clients[rows[least]], len(rows))
+                            self._join(key, first)
                     case Mean():
-                        weights = [weight(scalars[row], how) for row in rows]
-                        self._put_stack((name, part), some, weights)
+                        self._put(some, [weight(scalars[row], how) for row in rows])
                     case Total():
-                        self._put_stack((name, None), some, [1.0] * len(rows))
+                        self._put(some, [1.0] * len(rows))
 
     def add_sum(self, name: str, numbers: Tensor, weights: Sequence[float]) -> None:
         """Add Σ w_k·x_k of a tensor, which somebody else added up, in float64."""
@@ -145,48 +167,38 @@ class Sums:
                 numbers = (exact(v) for v in values if not isinstance(v, str))
                 self.scalars[name] = sum(numbers, start=self.scalar(name))
 
-    def _spread(self, update: Update) -> None:
-        """Add the tensors of one update."""
-        payload = update.payload
-        for name, tensor in payload.tensors.items():
-            match how := self.form.how.get(name):
-                case ByClass():
-                    index = payload.tensors[f"{name.partition('/')[0]}/{CLASSES}"]
-                    for c, row in zip(index.tolist(), tensor, strict=True):
-                        self._put((name, c), row, 1.0)
-                case First():
-                    key = name, payload.scalars.get(how.within)
-                    self._join(key, Pile([tensor], update.client, 1))
-                case Mean():
-                    self._put(
-                        (name, payload.scalars.get(how.within)),
-                        tensor,
-                        weight(payload.scalars, how),
-                    )
-                case Total():
-                    self._put((name, None), tensor, 1.0)
-
-    def _put(self, key: Key, tensor: Tensor, weight: float) -> None:
-        if not tensor.is_floating_point():
-            self._join(key, Pile([tensor], exact(weight), 1))
-            return
-        add(self._pile(key, tensor.shape).whole, tensor, weight, self.frames.of(key[0]))
-        self._weigh(key, exact(weight), 1)
+    def _put(self, stacks: Mapping[Key, Tensor], weights: Sequence[float]) -> None:
+        """Add stacks of the same clients: large ones one by one, small ones side by side."""
+        heavy, each = sum(map(exact, weights)), torch.tensor(weights, dtype=torch.float64)
+        small: dict[Frame | torch.dtype, list[Key]] = {}
+        for key, stack in stacks.items():
+            real, frame = stack.is_floating_point(), self.frames.of(key[0])
+            if real and stack.shape[1:].numel() >= SMALL_TENSOR:
+                add_stack(self._pile(key, stack.shape[1:]).whole, stack, each, frame)
+                self._weigh(key, heavy, len(weights))
+            else:
+                small.setdefault(frame if real else stack.dtype, []).append(key)
+        for kind, keys in small.items():
+            shapes = [stacks[key].shape[1:] for key in keys]
+            sizes = [shape.numel() for shape in shapes]
+            flat = [stacks[k].reshape(len(weights), n) for k, n in zip(keys, sizes, strict=True)]
+            joint = torch.cat(flat, dim=1)
+            if isinstance(kind, Frame):
+                total = zeros(joint.shape[1:], kind)
+                add_stack(total, joint, each, kind)
+            elif summed(self.form.how[keys[0][0]]):
+                total = [joint.sum(dim=0, dtype=kind)]
+            else:
+                total = [joint.amax(dim=0)]
+            wholes = zip(*(torch.split(part, sizes) for part in total), strict=True)
+            for key, shape, whole in zip(keys, shapes, wholes, strict=True):
+                pile = Pile([part.view(shape) for part in whole], heavy, len(weights))
+                self._join(key, pile)
 
     def _pile(self, key: Key, shape: Sequence[int]) -> Pile:
         if key not in self.piles:
             self.piles[key] = Pile(zeros(shape, self.frames.of(key[0])))
         return self.piles[key]
-
-    def _put_stack(self, key: Key, stack: Tensor, weights: Sequence[float]) -> None:
-        heavy = sum(map(exact, weights))
-        if not stack.is_floating_point():
-            whole = stack.sum(dim=0) if summed(self.form.how[key[0]]) else stack.amax(dim=0)
-            self._join(key, Pile([whole], heavy, len(weights)))
-            return
-        pile, frame = self._pile(key, stack.shape[1:]), self.frames.of(key[0])
-        add_stack(pile.whole, stack, torch.tensor(weights, dtype=torch.float64), frame)
-        self._weigh(key, heavy, len(weights))
 
     def merge(self, other: Sums) -> None:
         """Add what another one has added up, which gives the bits of adding up all here."""

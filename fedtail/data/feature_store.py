@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedtail.data.dataset import rows_at
 from fedtail.data.public import data_folder
 from fedtail.errors import FedtailError
 from fedtail.metrics.traffic import human_bytes
@@ -90,14 +91,14 @@ class FeatureStore:
         if self.key:
             self._open(constants)
         rows = wanted if self.key else self._row[wanted]
-        if not bool(self._marks[rows].all()):
+        if not bool(rows_at(self._marks, rows).all()):
             self._compute(together, inputs)
-        return self._values[rows]
+        return rows_at(self._values, rows)
 
     def _compute(self, together: Tensor, inputs: InputsAt) -> None:
         for part in self._groups(together):
             rows = part if self.key else self._row[part]
-            if bool(self._marks[rows].all()):
+            if bool(rows_at(self._marks, rows).all()):
                 continue
             found = self.encode(inputs(part)).to(self._values)
             self._values[rows] = found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.augment import Augment, as_float, normalised
-from fedtail.data.dataset import Dataset, Samples
+from fedtail.data.dataset import Dataset, Samples, rows_at
 from fedtail.data.feature_store import FeatureStore
 from fedtail.data.parts import Parts
 
@@ -70,7 +70,7 @@ class ClientData:
 
         They are augmented if a generator is given.
         """
-        wanted, y = self.positions[index], self.labels[index].to(self.device)
+        wanted, y = rows_at(self.positions, index), rows_at(self.labels, index).to(self.device)
         if self.store is not None:
             constants = (self.mean, self.std)
             x = self.store.features(wanted, self.positions, self._inputs, constants)
@@ -79,9 +79,9 @@ class ClientData:
 
     def _inputs(self, positions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         if self.ready is not None:
-            x = self.ready[positions]
+            x = rows_at(self.ready, positions)
         else:
-            x = self.samples.x[positions].to(self.device)
+            x = rows_at(self.samples.x, positions).to(self.device)
             x = x.long() if self.tokens else normalised(x, self.mean, self.std)
         if generator is not None:
             x = self.augment(x, generator, (self.mean, self.std))
@@ -89,7 +89,9 @@ class ClientData:
 
     def values(self, start: int, stop: int) -> Tensor:
         """Return a range of inputs as they are, in float64; bytes count 0 to 1."""
-        return as_float(self.samples.x[self.positions[start:stop]].to("cpu"), torch.float64)
+        return as_float(
+            rows_at(self.samples.x, self.positions[start:stop]).to("cpu"), torch.float64
+        )
 
 
 class _Inputs(NamedTuple):
@@ -168,7 +170,7 @@ class Federation:
         return ClientData(
             samples=self.train,
             positions=positions,
-            labels=self.train.y[positions],
+            labels=rows_at(self.train.y, positions),
             mean=inputs.mean,
             std=inputs.std,
             augment=self.augment,
@@ -223,7 +225,7 @@ class Federation:
     def counts(self, k: int) -> Tensor:
         """Return client k's class counts."""
         positions = _part(self.order, self.offsets, k)
-        return torch.bincount(self.train.y[positions], minlength=self.num_classes)
+        return torch.bincount(rows_at(self.train.y, positions), minlength=self.num_classes)
 
     def class_counts(self) -> Tensor:
         """Return the class counts of all clients together."""
@@ -231,7 +233,7 @@ class Federation:
 
     @cached_property
     def _class_counts(self) -> Tensor:  # every test asks, and a million clients take a while
-        return torch.bincount(self.train.y[self.order], minlength=self.num_classes)
+        return torch.bincount(rows_at(self.train.y, self.order), minlength=self.num_classes)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels from one range."""
@@ -239,7 +241,7 @@ class Federation:
 
     def test_samples(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised test inputs and labels at some positions."""
-        y = self.test.y[positions].to(self.device)
+        y = rows_at(self.test.y, positions).to(self.device)
         if self.stores is None:
             return self._ready_at(self.test, positions), y
         inputs, constants = partial(self._ready_at, self.test), (self.mean, self.std)
@@ -295,7 +297,7 @@ class Federation:
         self.known, self._known = True, None
 
     def _ready_at(self, samples: Samples, positions: Tensor) -> Tensor:
-        return self.ready(samples.x[positions].to(self.device))
+        return self.ready(rows_at(samples.x, positions).to(self.device))
 
     def ready(self, x: Tensor) -> Tensor:
         """Return inputs on the device as the network takes them."""

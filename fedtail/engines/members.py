@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.augment import joined
+from fedtail.data.dataset import rows_at
 from fedtail.engines.runtime import FIRST_TURN, Runtime
 from fedtail.engines.trained import Spanned, Trained
 from fedtail.forms import Form, Mean
@@ -60,7 +61,7 @@ class Members:
         self.sizes = [len(part) for part in parts]
         whole = self.federation.client(self.ids[0], self.told)
         positions = torch.cat(parts)
-        labels = whole.samples.y[positions]
+        labels = rows_at(whole.samples.y, positions)
         self.data = replace(whole, positions=positions, labels=labels, channels_last=False)
         self.labels = torch.split(labels, self.sizes)
 
@@ -331,11 +332,9 @@ class BlockInputs:
     def batch(self, some: Batches) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of one batch each, (clients, size, ...)."""
         index = some.places
-        if self.held is not None:
-            x, y = self.held[0][index], self.held[1][index]
-        else:
-            x, y = self.data.batch(index.flatten())
-            x, y = x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        flat, held = index.flatten(), self.held
+        found = self.data.batch(flat) if held is None else [rows_at(t, flat) for t in held]
+        x, y = (t.view(*index.shape, *t.shape[1:]) for t in found)
         if not self.streams:
             return x, y
         rows = range(len(self.streams))

@@ -42,12 +42,17 @@ class LocalLoss(Component):
     Attributes
     ----------
     reads_features
-        Whether it looks at the features; if not, those of experts that do not learn need not be
-        computed.
+        Whether it looks at the features; if not, it may be given none. A class with a `__call__` of
+        its own that does not say is taken to look.
     """
 
     registry: ClassVar[Registry[LocalLoss]] = Registry("loss")
     reads_features: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls) and "reads_features" not in vars(cls):
+            cls.reads_features = True
 
     @classmethod
     def adopted(cls, value: Any) -> Any:

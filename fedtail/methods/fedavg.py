@@ -39,6 +39,7 @@ from fedtail.training import (
     normalisable,
 )
 from fedtail.training.local_run import LocalRun as LocalRun
+from fedtail.training.sgd import differentiate
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class FedAvg(Method[M], Generic[M]):
     def step(self, run: LocalRun, x: Tensor, y: Tensor) -> None:
         """One batch: loss, gradient, clipping, optimiser, with the hooks between."""
         run.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.batch_loss(run, x, y))
+        differentiate(self.batch_loss(run, x, y))
         self.after_backward(run)
         if self.local.clip is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), self.local.clip)
@@ -281,7 +282,7 @@ class FedAvg(Method[M], Generic[M]):
         self, model: SplitModel, x: Tensor, y: Tensor, context: LossContext, aux: Any
     ) -> Tensor:
         """Return the loss of one batch, from these arguments alone."""
-        return self.loss(model.output(x), y, context)
+        return self.loss(model.output(x, self.loss.reads_features), y, context)
 
     def adjust(self, gradients: Tensors, weights: Tensors, aux: Any) -> None:
         """Change gradients in place, number by number; there may be a dimension of clients."""

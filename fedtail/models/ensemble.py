@@ -67,12 +67,12 @@ class Ensemble(SplitModel):
         """The models; they share their tensors with the ensemble."""
         return self._members
 
-    def output(self, x: Tensor) -> Output:
+    def output(self, x: Tensor, features: bool = True) -> Output:
         """Return the logits of the mean probability, all features, and each member's logits."""
         each = [member.output(x) for member in self._members]
         logits = torch.stack([output.logits for output in each])
-        features = torch.cat([output.features for output in each], dim=1)
-        return Output(mean_probability(logits), features, logits)
+        found = torch.cat([output.features for output in each], dim=1)
+        return Output(mean_probability(logits), found, logits)
 
 
 def mean_probability(logits: Tensor) -> Tensor:

@@ -124,11 +124,11 @@ class ExpertModel(SplitModel):
         """The dotted names of the experts' classifiers."""
         return [f"heads.{i}" for i in range(self.count)]
 
-    def output(self, x: Tensor) -> Output:
+    def output(self, x: Tensor, features: bool = True) -> Output:
         """Return mean logits, features side by side, and each expert's logits."""
-        features = self._net.features(x)
-        each = self._net.heads.each(features)
-        return Output(each.mean(0), features, each)
+        found = self._net.features(x)
+        each = self._net.heads.each(found)
+        return Output(each.mean(0), found, each)
 
     def output_of(self, index: int, x: Tensor) -> Output:
         """Return one expert's logits and features; the others are not computed."""

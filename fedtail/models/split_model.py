@@ -40,6 +40,10 @@ class Output(NamedTuple):
     experts: Tensor | None = None
 
 
+NO_FEATURES = torch.empty(0)
+"""What stands in the place of features that nobody reads."""
+
+
 class SplitModel(nn.Module):
     """Any module whose last operation is a classifier, with that layer named.
 
@@ -139,8 +143,10 @@ class SplitModel(nn.Module):
                     layer.training = wanted
         return self
 
-    def output(self, x: Tensor) -> Output:
-        """Return logits and the features they were made from."""
+    def output(self, x: Tensor, features: bool = True) -> Output:
+        """Return logits and the features they were made from, or none if they are not read."""
+        if not features:
+            return Output(logits_of(self.module(x)), NO_FEATURES)
         seen: list[Tensor] = []
         classifier = self.classifier
         own = vars(classifier)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from fedtail.losses import LossContext
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload
 from fedtail.training.sgd import LocalOptimizer
+
+NO_SAMPLES = torch.zeros(0, dtype=torch.int64)
+"""Which of a client's samples are in a batch before the first one."""
 
 
 @dataclass
@@ -35,4 +38,4 @@ class LocalRun:
     optimizer: LocalOptimizer
     aux: Any = None
     steps: int = 0
-    index: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    index: Tensor = NO_SAMPLES

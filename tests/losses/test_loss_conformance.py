@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtail.losses import LocalLoss, LossContext
+from fedtail.losses import CrossEntropy, LocalLoss, LossContext
 from fedtail.models import Output
 
 EXPERTS: frozenset[str] = frozenset({"ride"})
@@ -112,6 +112,29 @@ def test_gradients_are_those_of_finite_differences(name: str, situation: str, ro
         assert torch.autograd.gradcheck(
             lambda z: loss(Output(logits, features, z), y, context), (each,)
         )
+
+
+@pytest.mark.parametrize("name", list(LocalLoss.registry))
+def test_a_loss_that_reads_no_features_needs_none(name: str) -> None:
+    labels, counts = SITUATIONS["absent classes"]
+    held = torch.tensor(counts, dtype=torch.float32)
+    context = LossContext(counts=held, prior=held, round=3, rounds=10)
+    output, _ = example(name, labels, len(counts), 1.0)
+    loss, y = LocalLoss.model_validate(name), torch.tensor(labels)
+    given = output if loss.reads_features else output._replace(features=torch.empty(0))
+    assert torch.equal(loss(given, y, context), loss(output, y, context))
+
+
+def test_a_loss_of_ones_own_is_given_features_unless_it_says_otherwise() -> None:
+    class Compact(CrossEntropy):
+        def __call__(self, output: Output, y: Tensor, context: LossContext) -> Tensor:
+            return super().__call__(output, y, context) + output.features.square().mean()
+
+    class Renamed(CrossEntropy):
+        pass
+
+    assert Compact.reads_features
+    assert not Renamed.reads_features
 
 
 def test_the_abstract_loss_says_so() -> None:

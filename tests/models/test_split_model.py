@@ -56,6 +56,13 @@ def test_logits_are_the_classifier_of_the_features(model: SplitModel) -> None:
     assert list(model.head_names) == ["fc"]
 
 
+def test_features_that_nobody_reads_are_not_there(model: SplitModel) -> None:
+    out = model.eval().output(batch(), features=False)
+
+    assert torch.equal(out.logits, model.output(batch()).logits)
+    assert out.features.numel() == 0
+
+
 def test_the_gradient_reaches_the_features(model: SplitModel) -> None:
     out = model.output(batch())
     (gradient,) = torch.autograd.grad(out.logits.sum(), out.features)

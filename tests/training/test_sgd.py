@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtail.training.sgd import SGD
+from fedtail.training.sgd import SGD, differentiate
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,30 @@ def test_a_rate_that_is_changed_counts_from_the_next_step_on() -> None:
     optimizer.step()
     # 1 - 0.5 · 1 - 0.25 · 1
     assert weight.tolist() == [0.25]
+
+
+def test_gradients_are_those_of_autograd_and_add_up() -> None:
+    mine, theirs = (nn.Linear(4, 3) for _ in range(2))
+    theirs.load_state_dict(mine.state_dict())
+    x, y = (
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 1, 2, 0, 1]),
+    )
+    for _ in range(2):
+        differentiate(nn.functional.cross_entropy(mine(x), y))
+        torch.autograd.backward(nn.functional.cross_entropy(theirs(x), y))
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (torch.ones(2, requires_grad=True).square(), "only for scalar outputs"),
+        (torch.ones(()), "does not require grad"),
+    ],
+)
+def test_what_has_no_gradient_is_refused_as_by_autograd(loss: torch.Tensor, reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        differentiate(loss)

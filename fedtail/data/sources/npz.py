@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.formats.npz import read_npz
+from fedtail.data.read_once import read_once
 from fedtail.data.sources.own import OwnSource, PathText, existing
 
 
@@ -26,7 +27,12 @@ class Npz(OwnSource):
     def load(self) -> Dataset:
         """Read, check and return the arrays."""
         path = existing(self.path, "file")
-        return self.dataset(read_npz(path), str(path))
+
+        def read() -> Dataset:
+            return self.dataset(read_npz(path), str(path))
+
+        # What a function of the user's does may change from call to call.
+        return read() if self.transform is not None else read_once(self, path, read)
 
     @classmethod
     def advice(cls) -> str:
