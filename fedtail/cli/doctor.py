@@ -98,7 +98,9 @@ def doctor_command(
     folder = out or free_folder(Path("runs"), f"{experiment.data.name}-doctor").path
     start = run if launch is None else launch.run
     found = doctor(experiment, rounds=probe, out=folder, start=start)
-    command = shlex.join(["fedtail", "run", *typed(words, flags, found.method), *found.words])
+    words = typed(words, flags, found.method)
+    where = [] if launch is None else ["--engine", engine, "--nodes", str(launch.nodes)]
+    command = shlex.join(["fedtail", "run", *words, *found.words, *where])
     if as_json:
         print(json.dumps({**found.to_json(), "command": command}, indent=1, ensure_ascii=False))
         return

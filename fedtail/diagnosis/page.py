@@ -72,8 +72,9 @@ def _advice(diagnosis: Diagnosis) -> Iterator[str]:
         f"{diagnosis.rule} of {len(RULES)}.</p>"
     )
     command = " ".join(["fedtail run ...", *diagnosis.words])
-    yield f"<pre>{escape(command)}</pre>\n<h3>As TOML</h3>"
-    yield f"<pre>{escape(diagnosis.toml)}</pre></section>"
+    yield f'<div class="scroll"><pre>{escape(command)}</pre></div>'
+    yield "<details><summary>As TOML: recommended.toml</summary>"
+    yield f'<div class="scroll"><pre>{escape(diagnosis.toml)}</pre></div></details></section>'
 
 
 def _signals(diagnosis: Diagnosis) -> Iterator[str]:

@@ -28,7 +28,7 @@ def number(value: float | None, unit: str) -> str:
         return "none"
     match unit:
         case "%":
-            return f"{100 * value:.0f} %"
+            return f"{round(100 * value)} %"
         case "points":
             return f"{value:+.1f} points"
         case "times":
@@ -97,8 +97,14 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if chosen or title == WRONG:
             yield title
         for signal in chosen:
-            said = "" if signal.verdict == "shown" else f"{verdict(signal)}: "
-            yield f"  {signal.reading.id:5}{said}{signal.reading.title} {measured(signal)}"
+            name, found = signal.reading.title, measured(signal)
+            if signal.verdict in ("yes", "unsure"):
+                yield f"  {signal.reading.id:5}{verdict(signal)}"
+                yield f"       {name}: {found}"
+            else:
+                said = verdict(signal) if signal.verdict == "no" else name
+                told = UNREAD if signal.verdict == "unknown" else found.partition(";")[0]
+                yield f"  {signal.reading.id:5}{said}: {told}"
         if title == WRONG:
             yield f"       {bound(diagnosis)}" if chosen else "       Nothing that it can see."
     yield ""
@@ -113,6 +119,6 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     )
     probe = diagnosis.probe
     yield (
-        f"   The probe: {probe['rounds']} rounds of {probe['clients']} clients in "
-        f"{probe['groups']} groups, {human_bytes(probe['bytes'])}, {probe['seconds']:.0f} s"
+        f"   The probe: {probe['clients']} clients in {probe['groups']} groups, rounds: "
+        f"{probe['rounds']}; {human_bytes(probe['bytes'])}, {probe['seconds']:.0f} s"
     )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ def row(methods: int, rank: int | None) -> dict[str, Any]:
         "methods": methods,
         "rank": rank,
         "rule": 1,
+        "recommended": ["slac", "fedavg"],
         "measured": None if rank is None else "fedavg",
         "score": None if rank is None else 50.0,
         "best": {"bsm": 60.0},
@@ -41,9 +44,22 @@ def test_the_hit_rate_by_hand() -> None:
     assert (told["cells"], told["hits"]) == (3, 2)
     assert told["hit_rate"] == pytest.approx(2 / 3)
     assert told["by_chance"] == pytest.approx((2 / 4 + 2 / 8 + 2 / 10) / 3)
+    assert told["first_choice_measured"]["cells"] == 0
+    assert told["not_in_view"] == {"cells": 3, "hits": 2, "hit_rate": pytest.approx(2 / 3)}
     assert told["not_measured"] == ["e"]
     assert told["too_few_methods"] == ["d"]
     assert "| e | 9 | 1 | none of its list |" in table(found)
+
+
+def test_the_page_shows_the_saved_table() -> None:
+    saved = json.loads((RESULTS / "doctor.json").read_text())["numbers"]
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
+    text = page.read_text(encoding="utf-8")
+    assert table(saved["cells"]) in text
+    assert saved["summary"] == summary(saved["cells"])
+    told = saved["summary"]
+    for part in (told, told["not_in_view"], told["first_choice_measured"]):
+        assert f"{part['hits']} of {part['cells']}" in text
 
 
 def test_cells_have_scores_and_an_experiment() -> None:
