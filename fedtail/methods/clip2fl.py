@@ -74,7 +74,6 @@ class CLIP2FL(CReFF):
 
     def check_data(self, dataset: Dataset) -> None:
         """Refuse what is no image or has no names, and a CLIP that is not there."""
-        super().check_data(dataset)
         if not self.needs_clip:
             return
         self.prompts(dataset.classes)

@@ -321,6 +321,8 @@ def test_classes_need_names() -> None:
     model = network()  # a strategy on Flower does not know the data
     with pytest.raises(FedtailError, match="no names for them"):
         method(names=()).init(model, tiny.server(model, 2, num_classes=4))
+    for part in ("alpha", "contrast"):  # either part alone wants them
+        assert refused(method(names=(), **{part: 0.0})) == said
     assert refused(method(names=("cat", "dog"))) == "method.names has 2 names for 4 classes"
 
 
@@ -349,6 +351,20 @@ def test_numbers_that_are_no_pixels_are_refused() -> None:
     assert found.history[0]["clients"]
     data = Arrays(**{**held, **{name: 2 * values - 1 for name, values in x.items()}})
     assert "images of bytes, or of numbers from 0 to 1" in refused(method(), data=data)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (2, 8, 8), (3,), (3, 8)])
+def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
+    samples = Samples(torch.zeros(4, *shape), torch.arange(4))
+    data = Dataset(samples, samples, tiny_clip.NAMES)
+    if shape in ((1, 8, 8), (3, 8, 8)):
+        method().check_data(data)
+        return
+    with pytest.raises(FedtailError) as error:
+        method().check_data(data)
+    assert str(error.value) == (
+        f"method 'clip2fl' shows CLIP images of 1 or 3 channels, not inputs of shape {shape}"
+    )
 
 
 def test_a_clip_that_is_none(tmp_path: Path) -> None:
