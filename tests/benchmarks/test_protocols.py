@@ -14,7 +14,8 @@ FILES = sorted(FOLDER.glob("*.toml"))
 
 def test_there_is_one_for_every_cell() -> None:
     kinds = [path.name[0] for path in FILES]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"c": 1, "f": 8, "n": 1, "p": 2, "r": 3, "s": 2}
+    planned = {"c": 1, "f": 8, "n": 1, "p": 2, "r": 3, "s": 2}
+    assert {kind: kinds.count(kind) for kind in kinds} == planned
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
