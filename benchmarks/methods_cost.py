@@ -72,7 +72,7 @@ class Trial:
         self.setting: Setting = prepare(
             Experiment(
                 data=Arrays(x, y, x[:100], y[:100], classes=[str(c) for c in range(10)]),
-                model="resnet8",
+                model={"name": "resnet8", "width": 16},
                 partition=IID(),
                 clients=CLIENTS,
                 together=0,
