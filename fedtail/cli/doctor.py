@@ -13,8 +13,9 @@ import typer
 from fedtail.cli.options import (
     FLAGS,
     OUTPUT,
-    RUNNING,
     TRAINING,
+    EngineName,
+    Nodes,
     Plugins,
     TrustPlugins,
     Words,
@@ -60,24 +61,8 @@ def doctor_command(
             show_default=False,
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="where clients train: embedded, flower or ray (default embedded)",
-            rich_help_panel=RUNNING,
-            show_default=False,
-        ),
-    ] = "embedded",
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="of flower and ray: how many nodes serve the clients (default 3)",
-            rich_help_panel=RUNNING,
-            show_default=False,
-        ),
-    ] = None,
+    engine: EngineName = "embedded",
+    nodes: Nodes = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:

@@ -162,6 +162,25 @@ TrustPlugins = Annotated[
         rich_help_panel=EXPERIMENT,
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="where clients train: embedded, flower (SuperNodes on this machine) or ray "
+        "(Flower's simulation); the model is the same (default embedded)",
+        rich_help_panel=RUNNING,
+        show_default=False,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="of flower and ray: how many nodes serve the clients (default 3)",
+        rich_help_panel=RUNNING,
+        show_default=False,
+    ),
+]
 
 
 def known(kind: str) -> Callable[[str], list[str]]:

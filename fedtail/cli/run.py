@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.cli.options import OUTPUT, RUNNING, Plugins, TrustPlugins, Words, with_flags
+from fedtail.cli.options import (
+    OUTPUT,
+    RUNNING,
+    EngineName,
+    Nodes,
+    Plugins,
+    TrustPlugins,
+    Words,
+    with_flags,
+)
 from fedtail.errors import FedtailError
 
 EXAMPLES = """Examples:
@@ -51,25 +60,8 @@ def run_command(
             show_default=False,
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="where clients train: embedded, flower (SuperNodes on this machine) or ray "
-            "(Flower's simulation); the model is the same (default embedded)",
-            rich_help_panel=RUNNING,
-            show_default=False,
-        ),
-    ] = "embedded",
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="of flower and ray: how many nodes serve the clients (default 3)",
-            rich_help_panel=RUNNING,
-            show_default=False,
-        ),
-    ] = None,
+    engine: EngineName = "embedded",
+    nodes: Nodes = None,
     tls: Annotated[
         bool,
         typer.Option(

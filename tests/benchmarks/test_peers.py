@@ -77,9 +77,9 @@ def test_a_round_takes_time_and_trains() -> None:
 def test_the_empty_torchvision_is_gone_afterwards() -> None:
     assert "torchvision" not in sys.modules
     with torchvision_shim():
-        import torchvision  # type: ignore[import-not-found]
+        import torchvision  # type: ignore[import-not-found]  # it is not installed: a shim
 
-        class Set(torchvision.datasets.CIFAR10):  # type: ignore[misc]
+        class Set(torchvision.datasets.CIFAR10):  # type: ignore[misc]  # nor has types
             """What FedLab's data sets do when they are imported."""
 
     assert "torchvision" not in sys.modules
