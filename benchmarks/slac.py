@@ -19,7 +19,14 @@ from benchmarks.results_file import RESULTS, save
 from fedtail import run
 
 PROTOCOLS = Path(__file__).parent / "protocols"
-CELLS = ("f_cifar10_if100_dir0.1", "f_cifar10_if100_dir0.5", "f_cifar100_if100_dir0.1", "r_hapt")
+CELLS = (
+    "f_cifar10_if100_dir0.1",
+    "f_cifar10_if100_dir0.5",
+    "f_cifar100_if100_dir0.1",
+    "r_hapt",
+    "s_fashion_mnist_dir0.1",
+    "n_fashion_mnist",
+)
 ROUNDS = 30
 ADJUSTED = {"name": "balanced_softmax"}
 PLAIN = {"name": "cross_entropy"}
@@ -27,56 +34,42 @@ LOCAL = {"name": "local"}
 SMOOTHED = {"name": "smoothed", "samples": 1}
 CLOSED = {"name": "closed-form"}
 BALANCED = {"name": "class_balanced"}
+SHUFFLED = {"name": "shuffled"}
+OFF = {"name": "none"}
 
 
 def slac(**parts: Any) -> dict[str, Any]:
     """Return the method with only these parts on."""
-    off = {"loss": PLAIN, "prior": LOCAL, "rows": "samples", "average": 0}
-    return {"name": "slac", **off, "finish": {"name": "none"}, **parts}
+    off = {"loss": PLAIN, "prior": LOCAL, "sampler": SHUFFLED, "rows": "samples", "finish": OFF}
+    return {"name": "slac", **off, **parts}
 
 
+ADJUST = {"loss": ADJUSTED, "prior": SMOOTHED}
+ALL = {**ADJUST, "sampler": BALANCED, "rows": "classes", "finish": CLOSED}
 ARMS: dict[str, Plain] = {
     "FedAvg": slac(),
-    "balanced batches": slac(sampler=BALANCED),
     "A0: adjusted, local prior (BSM)": slac(loss=ADJUSTED),
-    "A1: one sample a class more": slac(loss=ADJUSTED, prior=SMOOTHED),
+    "A: one sample a class more": slac(**ADJUST),
     "Ag: one sample a class more, by global shares": slac(
         loss=ADJUSTED, prior={**SMOOTHED, "towards": "global"}
     ),
     "A∞: global prior": slac(loss=ADJUSTED, prior={"name": "global"}),
+    "B: balanced batches": slac(sampler=BALANCED),
     "C: class-wise rows": slac(rows="classes"),
-    "C + balanced batches": slac(rows="classes", sampler=BALANCED),
-    "A0 + C": slac(loss=ADJUSTED, rows="classes"),
-    "A1 + C": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes"),
-    "A1 + B: balanced batches, and their prior": slac(
-        loss=ADJUSTED, prior=SMOOTHED, sampler=BALANCED
-    ),
-    "A1 + B + C": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED),
-    "A1 + B½ + C: batches by the root of counts": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler={**BALANCED, "gamma": 0.5}
-    ),
-    "A1 + C + D: last fifth averaged": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2
-    ),
     "E: closed form, blended": slac(finish=CLOSED),
-    "A1 + C + E": slac(loss=ADJUSTED, prior=SMOOTHED, rows="classes", finish=CLOSED),
-    "A1 + C + D + E": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", average=0.2, finish=CLOSED
+    "A + B": slac(**ADJUST, sampler=BALANCED),
+    "A + C": slac(**ADJUST, rows="classes"),
+    "B + C": slac(rows="classes", sampler=BALANCED),
+    "A + B + C": slac(**{**ALL, "finish": OFF}),
+    "A + C + E": slac(**{**ALL, "sampler": SHUFFLED}),
+    "A + B + E": slac(**{**ALL, "rows": "samples"}),
+    "B + C + E": slac(**{**ALL, "loss": PLAIN}),
+    "A0 + B + C + E": slac(**{**ALL, "prior": LOCAL}),
+    "A + B½ + C + E: batches by the root of counts": slac(
+        **{**ALL, "sampler": {**BALANCED, "gamma": 0.5}}
     ),
-    "A1 + B + C + D": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED, average=0.2
-    ),
-    "A1 + B + C + E": slac(
-        loss=ADJUSTED, prior=SMOOTHED, rows="classes", sampler=BALANCED, finish=CLOSED
-    ),
-    "A1 + B + C + D + E": slac(
-        loss=ADJUSTED,
-        prior=SMOOTHED,
-        rows="classes",
-        sampler=BALANCED,
-        average=0.2,
-        finish=CLOSED,
-    ),
+    "A + B + C + E": slac(**ALL),
+    "A + B + C + D + E: last fifth averaged": slac(**ALL, average=0.2),
 }
 """From FedAvg to all parts; the letters are those of the method's page."""
 

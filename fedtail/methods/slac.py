@@ -38,7 +38,7 @@ from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
-from fedtail.training import ClassPrior, SmoothedPrior
+from fedtail.training import BatchSampler, ClassBalanced, ClassPrior, SmoothedPrior
 from fedtail.training.classifier import prefix
 
 HELD = "held"
@@ -80,6 +80,9 @@ class SLAC(FedAvg[SLACState]):
     )
     prior: ClassPrior = Field(
         SmoothedPrior(), description="the class prior of the loss; local is that of BSM"
+    )
+    sampler: BatchSampler = Field(
+        ClassBalanced(), description="how clients draw their batches; shuffled is that of FedAvg"
     )
     rows: Literal["classes", "samples"] = Field(
         "classes",
@@ -164,15 +167,6 @@ class SLAC(FedAvg[SLACState]):
         )
         looks = {name: Like(tuple(t.shape), t.dtype) for name, t in rows.items()}
         return form.group("rows", {**looks, HELD: Like((classes,), low=0, high=1)})
-
-    def context(self, payload: Payload, client: Client) -> LossContext:
-        """Return what the loss may know; the prior is that of the batches, as the sampler draws."""
-        context, shown = super().context(payload, client), self.sampler.expected(client.counts)
-        if shown is client.counts:
-            return context
-        told = payload.tensors.get("prior/counts")
-        prior = self.prior.counts(told, replace(client, counts=shown))
-        return replace(context, prior=prior.to(client.device))
 
     def at_start(self, payload: Payload, client: Client, context: LossContext) -> Tensors:
         """Keep the classifier that was received."""

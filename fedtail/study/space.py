@@ -48,7 +48,7 @@ TUNABLE: dict[str, dict[str, str]] = {
     "redgrape": {"lam": "0.01..1:log"},
     "ride": {"loss.diversity": "0.01..1:log"},
     "rucr": {"weight": "0.02..1:log", "head_lr": "0.001..0.1:log"},
-    "slac": {"prior.samples": "0.01..10:log"},
+    "slac": {"sampler.gamma": "0..1"},
     "tau-norm": {"tau": "0..1"},
 }
 """The one or two fields that matter most, by method; what derives from a method has its too."""

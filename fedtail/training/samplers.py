@@ -21,10 +21,6 @@ class BatchSampler(Component):
         """Return positions into `labels`, as many as there are samples."""
         raise FedtailError(f"sampler '{self.name}' is abstract")
 
-    def expected(self, counts: Tensor) -> Tensor:
-        """Return how many samples of each class an epoch shows on average, of class counts."""
-        return counts
-
 
 @BatchSampler.register("shuffled")
 class Shuffled(BatchSampler):
@@ -49,8 +45,3 @@ class ClassBalanced(BatchSampler):
         counts = torch.bincount(labels).to(torch.float64)
         weight = counts[labels] ** (self.gamma - 1)
         return torch.multinomial(weight, len(labels), replacement=True, generator=generator)
-
-    def expected(self, counts: Tensor) -> Tensor:
-        """Return N n_c^γ / Σ n^γ; none of a class that the client does not hold."""
-        weight = torch.where(counts > 0, counts.double() ** self.gamma, 0.0)
-        return (weight * (counts.sum() / weight.sum().clamp(min=1))).float()

@@ -72,23 +72,3 @@ def test_the_same_generator_gives_the_same_order(name: str) -> None:
     orders = [sampler.order(LABELS, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])
-
-
-def test_what_an_epoch_shows_of_each_class() -> None:
-    # 16 + 4 + 0 samples. γ = 0: both classes alike, ten each; γ = 1/2: by 4 and 2, two thirds and
-    # one; γ = 1, or shuffled: as they are.
-    counts = torch.tensor([16, 4, 0])
-    assert Shuffled().expected(counts) is counts
-    for gamma, shown in ((0.0, (10, 10, 0)), (0.5, (40 / 3, 20 / 3, 0)), (1.0, (16, 4, 0))):
-        found = ClassBalanced(gamma=gamma).expected(counts)
-        assert found.tolist() == pytest.approx(shown)
-    assert ClassBalanced().expected(torch.zeros(3, dtype=torch.int64)).tolist() == [0.0] * 3
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_draws_are_as_expected(gamma: float) -> None:
-    sampler, labels = ClassBalanced(gamma=gamma), torch.tensor([0] * 800 + [1] * 150 + [2] * 50)
-    drawn = torch.bincount(labels[sampler.order(labels, torch.Generator().manual_seed(0))])
-    expected = sampler.expected(torch.bincount(labels))
-    # Each is binomial of 1000 draws, with a deviation of 16 at most.
-    assert float((drawn - expected).abs().max()) < 4 * 16
