@@ -69,7 +69,6 @@ ARMS: dict[str, Plain] = {
         **{**ALL, "sampler": {**BALANCED, "gamma": 0.5}}
     ),
     "A + B + C + E": slac(**ALL),
-    "A + B + C + D + E: last fifth averaged": slac(**ALL, average=0.2),
 }
 """From FedAvg to all parts; the letters are those of the method's page."""
 

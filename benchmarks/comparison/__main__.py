@@ -50,6 +50,7 @@ METHODS = (
     "gbme",
     "redgrape",
     "ccvr",
+    "slac",
 )
 
 

@@ -5,15 +5,15 @@ A method of this library's own, made of parts that each pay by themselves:
 - clients minimise the balanced softmax of their own class counts and a few samples more of every
   class (`SmoothedPrior`): under label skew p(x|y) is shared, so that all of them look for the same
   logits;
+- they draw the classes that they hold equally often. What the loss knows stays the counts: where a
+  model can separate its samples, draws change nothing in the end and margins do; where it cannot
+  yet, draws are faster;
 - the row of a class in the classifier is averaged over the clients by how many samples of the class
   they hold, and not by all their samples: who has never seen a class has no say in it;
-- the models of the last rounds are averaged, on request: it gave nothing where it was measured;
 - at the end a class-balanced head is computed from sums of features, and mixed with the trained one
   as does best on what clients hold out (`ClosedFormFinish`).
 
-The first is after Menon et al., "Long-tail Learning via Logit Adjustment", ICLR 2021, the third
-after Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization", UAI
-2018.
+The first is after Menon et al., "Long-tail Learning via Logit Adjustment", ICLR 2021.
 
 Whatever clients send is added up and never looked at singly. With all parts switched off this is
 FedAvg, bit by bit.
@@ -21,7 +21,7 @@ FedAvg, bit by bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,7 +36,7 @@ from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
+from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import BatchSampler, ClassBalanced, ClassPrior, SmoothedPrior
 from fedtail.training.classifier import prefix
@@ -45,25 +45,9 @@ HELD = "held"
 """Beside the rows: the share of each class in a client's samples."""
 
 
-@dataclass(frozen=True)
-class SLACState(ModelState):
-    """What the server keeps.
-
-    Attributes
-    ----------
-    average
-        The mean of the models of the last rounds; empty before them.
-    averaged
-        How many it is of.
-    """
-
-    average: dict[str, Tensor] = field(default_factory=dict)
-    averaged: int = 0
-
-
 @Method.register("slac")
-class SLAC(FedAvg[SLACState]):
-    """Adjusted logits, class-wise rows, averaged last rounds and a head in closed form."""
+class SLAC(FedAvg[ModelState]):
+    """Adjusted logits, balanced batches, class-wise rows and a head in closed form."""
 
     family: ClassVar[str] = "our own"
     paper: ClassVar[str] = "none: a combination of known parts, measured here"
@@ -88,9 +72,6 @@ class SLAC(FedAvg[SLACState]):
         "classes",
         description="how clients weigh in a class's row of the classifier: by their samples of the "
         "class, or by all of them, as in FedAvg",
-    )
-    average: float = Field(
-        0.0, ge=0, le=1, description="share of the rounds, the last ones, whose models are averaged"
     )
     finish: Finish = Field(
         ClosedFormFinish(),
@@ -118,20 +99,7 @@ class SLAC(FedAvg[SLACState]):
 
     # Server half
 
-    def new_state(self, tensors: dict[str, Tensor]) -> SLACState:
-        """Return the state before the first round."""
-        return SLACState(tensors)
-
-    def round(self, s: SLACState, server: Server) -> Exchange[SLACState]:
-        """One exchange, and another model in the average if it is one of the last rounds."""
-        s = yield from super().round(s, server)
-        first = server.rounds - int(self.average * server.rounds + 1e-9)
-        if server.round <= first:  # also where a run goes on after what was its end
-            return replace(s, average={}, averaged=0)
-        mean = running_mean(s.average, s.model, s.averaged)
-        return replace(s, average=mean, averaged=s.averaged + 1)
-
-    def aggregate(self, s: SLACState, found: Reduced, server: Server) -> SLACState:
+    def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average by samples; rows of the classifier by samples of their class."""
         if self.rows == "samples":
             return super().aggregate(s, found, server)
@@ -145,10 +113,6 @@ class SLAC(FedAvg[SLACState]):
             step = torch.where(share > 0, change / share, 0.0)
             mean[name] = s.model[name] + step
         return self.server_step(s, mean, server)
-
-    def eval_model(self, s: SLACState) -> Tensors:
-        """Return the average of the last rounds' models, or the newest before them."""
-        return s.average if s.averaged else s.model
 
     # Client half
 
@@ -209,15 +173,3 @@ def along(numbers: Tensor, tensor: Tensor, axis: int) -> Tensor:
     shape = [1] * tensor.ndim
     shape[axis] = -1
     return numbers.view(shape)
-
-
-def running_mean(mean: Tensors, new: Tensors, count: int) -> dict[str, Tensor]:
-    """Return the mean of `count` models and one more; of whole numbers the newest."""
-    if not count:
-        return dict(new)
-    return {
-        name: (t.double() + (new[name].double() - t.double()) / (count + 1)).to(t.dtype)
-        if t.is_floating_point()
-        else new[name]
-        for name, t in mean.items()
-    }

@@ -1,4 +1,4 @@
-"""SLAC: rows and averages by hand, and the known methods that it is with parts switched off."""
+"""SLAC: rows by hand, and the known methods that it is with parts switched off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from fedtail import (
     Validation,
     run,
 )
-from fedtail.methods.slac import HELD, SLACState, running_mean
+from fedtail.methods.fedavg import ModelState
+from fedtail.methods.slac import HELD
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.training import ClassBalanced, Shuffled
@@ -36,7 +37,6 @@ OFF: dict[str, Any] = {
     "prior": LocalPrior(),
     "sampler": Shuffled(),
     "rows": "samples",
-    "average": 0,
     "finish": NoFinish(),
 }
 
@@ -127,7 +127,7 @@ def test_rows_are_averaged_by_their_own_samples() -> None:
         upload(1, 1, [0.0, 1.0, 0.0], [0.0, 2.0, 0.0]),
     ]
     server = tiny.server(model, 2, num_classes=3)
-    new = tiny.after(method, SLACState(start), uploads, server).model["0.weight"]
+    new = tiny.after(method, ModelState(start), uploads, server).model["0.weight"]
     assert new.flatten().tolist() == pytest.approx([7.0, 6.0, 7.0])
 
 
@@ -154,7 +154,7 @@ def test_a_cosine_head_has_its_classes_in_columns() -> None:
     assert sent.tensors["rows/1.weight"].shape == (1, 3)
     assert sent.tensors["rows/1.weight"][0, 2] == 0.0  # a class that the client does not hold
     server = tiny.server(model, 1, num_classes=3)
-    state = tiny.after(method, SLACState(start), [Update(0, sent)], server)
+    state = tiny.after(method, ModelState(start), [Update(0, sent)], server)
     # Alone, a client's rows are what it trained; the third is what it was.
     after = model.tensors()["1.weight"]
     torch.testing.assert_close(state.model["1.weight"][:, :2], after[:, :2])
@@ -188,7 +188,7 @@ def test_equal_proportions_make_rows_as_in_fedavg() -> None:
 
 def test_nobody_answers() -> None:
     method, model = SLAC(), linear()
-    state = SLACState(model.tensors())
+    state = ModelState(model.tensors())
     server = tiny.server(model, 2, num_classes=3)
     empty = Update(0, upload(0, 0, [0.0] * 3, [0.0] * 3).payload)
     bias = {**empty.payload.tensors, "rows/0.bias": torch.zeros(3)}
@@ -226,46 +226,7 @@ def test_margins_are_those_of_the_counts_whatever_batches_show() -> None:
         assert context.prior.tolist() == pytest.approx([4, 2, 1])
 
 
-# The average of the last rounds
-
-
-def test_the_mean_grows_by_one_model() -> None:
-    first = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}
-    second = {"w": torch.tensor([4.0]), "n": torch.tensor(5)}
-    third = {"w": torch.tensor([10.0]), "n": torch.tensor(6)}
-    two = running_mean(running_mean({}, first, 0), second, 1)
-    assert (float(two["w"]), int(two["n"])) == (2.5, 5)
-    assert float(running_mean(two, third, 2)["w"]) == 5.0
-
-
-@pytest.mark.parametrize(("share", "last"), [(0.0, 0), (0.3, 1), (0.5, 2), (1.0, 4)])
-def test_the_last_rounds_are_averaged(share: float, last: int) -> None:
-    seen: list[dict[str, Tensor]] = []
-
-    class Seeing(SLAC):
-        def server_step(self, s: Any, mean: Any, server: Any) -> Any:
-            new = super().server_step(s, mean, server)
-            seen.append(new.model)
-            return new
-
-    method = Seeing(average=share, local=tiny.quick(), finish=NoFinish(), rows="samples")
-    result = tiny_run(method, tiny.plain_model, rounds=4)
-    assert result.state.averaged == last
-    for name, tensor in result.tensors.items():
-        expected = torch.stack([m[name] for m in seen[-max(last, 1) :]]).mean(dim=0)
-        torch.testing.assert_close(tensor, expected)
-
-
-def test_training_does_not_go_on_from_the_average() -> None:
-    fields = {"local": tiny.quick(), "finish": NoFinish()}
-    with_it, without = (
-        tiny_run(SLAC.model_validate({"name": "slac", "average": share, **fields})).state.model
-        for share in (1.0, 0.0)
-    )
-    assert all(torch.equal(with_it[name], without[name]) for name in without)
-
-
-# What it costs
+# Traffic and privacy
 
 
 def test_one_number_a_class_more_than_fedavg() -> None:
