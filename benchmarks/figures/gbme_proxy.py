@@ -61,7 +61,7 @@ class Survey:
 
 def survey(protocol: Plain, seed: int) -> Survey:
     """Let every client train for one epoch."""
-    prior = {"name": "private_proxy", "index": "epoch", "epsilon": math.inf}
+    prior = {"name": "private_proxy", "index": "epoch", "reads": "rows", "epsilon": math.inf}
     setting = prepare(experiment(protocol, seed, {"name": "gbme-p", "prior": prior}))
     server = setting.server(0)
     state = setting.method.init(setting.model, server)

@@ -65,6 +65,11 @@ class ProxyPrior(ClassPrior):
         description="what Ω is read off: the gradient of the mean local loss (Eq. 4), or the change"
         " of some local epochs (code), which grows with the client's size",
     )
+    reads: Literal["bias", "rows"] = Field(
+        "bias",
+        description="what of the classifier: its bias, which tells a class with any features; or, "
+        "and where it has no bias, each row's sum (Eq. 4), which needs features above zero",
+    )
     epochs: float = Field(1.0, gt=0, description="local passes of index = 'epoch'")
     upload: Literal["index", "layer"] = Field(
         "index",
@@ -154,11 +159,11 @@ class ProxyPrior(ClassPrior):
     def change(self, client: Client, local: LocalTraining) -> Tensor:
         """Return −∇w of the classifier at the received model, or by how much training moved it."""
         if self.index == "gradient":
-            return -mean_gradient(client, local.but(epochs=1.0, steps=None))
-        before = mean_head(client.model)
+            return -mean_gradient(client, local.but(epochs=1.0, steps=None), self.reads)
+        before = mean_head(client.model, self.reads)
         # Decay would move every row, whatever the labels are.
         warm_up(client, local.but(epochs=self.epochs, steps=None, weight_decay=0.0))
-        return mean_head(client.model) - before
+        return mean_head(client.model, self.reads) - before
 
     def form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare one number a class, or the classifier's change."""
@@ -168,7 +173,7 @@ class ProxyPrior(ClassPrior):
         facts = facts.singly("its prior reads each client's own index", self.noisy)
         if self.upload == "index":
             return facts.group("lpi", {"classes": Like((classes,))})
-        return facts.group("layer", {"weight": Like(tuple(mean_head(model).shape))})
+        return facts.group("layer", {"weight": Like(tuple(mean_head(model, self.reads).shape))})
 
     def release(self, change: Tensor, client: Client) -> Tensor:
         """Return what may be known of the classifier's change (classes, features)."""
@@ -274,24 +279,39 @@ def mean_index(positive: Tensor, samples: Tensor) -> Tensor:
     return (weights @ positive).float()
 
 
-def mean_head(model: SplitModel, gradient: bool = False) -> Tensor:
+def mean_head(model: SplitModel, reads: str = "rows", gradient: bool = False) -> Tensor:
     """Return the mean of the experts' classifier weights, (classes, features), as a copy.
 
-    Or the mean of their gradients; what is not trained has a gradient of zero.
+    Or that of their biases, (classes, 1), if all have one; or of the gradients, which are zero of
+    what is not trained.
     """
-    weights = []
-    for name, head in zip(model.head_names, model.heads, strict=True):
-        weight = getattr(head, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
-            raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
-        read = weight.detach()
-        if gradient:
-            read = torch.zeros_like(read) if weight.grad is None else weight.grad
-        weights.append(read if class_axis(head) == 0 else read.T)
-    return torch.stack(weights).mean(dim=0).to("cpu", torch.float32)
+    if reads == "bias" and all(getattr(head, "bias", None) is not None for head in model.heads):
+        found = [of(head.get_parameter("bias"), gradient)[:, None] for head in model.heads]
+    else:
+        found = [
+            rows_of(name, head, gradient)
+            for name, head in zip(model.head_names, model.heads, strict=True)
+        ]
+    return torch.stack(found).mean(dim=0).to("cpu", torch.float32)
 
 
-def mean_gradient(client: Client, local: LocalTraining) -> Tensor:
+def rows_of(name: str, head: nn.Module, gradient: bool) -> Tensor:
+    """Return a classifier's weight, or its gradient, with a row for each class."""
+    weight = getattr(head, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
+    read = of(weight, gradient)
+    return read if class_axis(head) == 0 else read.T
+
+
+def of(parameter: Tensor, gradient: bool) -> Tensor:
+    """Return the parameter itself, or its gradient."""
+    if not gradient:
+        return parameter.detach()
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def mean_gradient(client: Client, local: LocalTraining, reads: str) -> Tensor:
     """Return the gradient of the mean local cross-entropy in the classifier, of all experts' mean.
 
     The model is in training mode, as it is when it is trained, and does not move.
@@ -300,7 +320,7 @@ def mean_gradient(client: Client, local: LocalTraining) -> Tensor:
     model.zero_grad(set_to_none=True)
     for x, y in passes(client, local):
         torch.autograd.backward(functional.cross_entropy(model(x), y, reduction="sum"))
-    total = mean_head(model, gradient=True)
+    total = mean_head(model, reads, gradient=True)
     model.zero_grad(set_to_none=True)
     return total / max(len(client.data), 1)
 

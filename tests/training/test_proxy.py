@@ -98,6 +98,38 @@ def test_the_gradient_by_hand() -> None:
         assert tensors["lpi/classes"].tolist() == pytest.approx([4 / 3, 0.0, -4 / 3], abs=1e-6)
 
 
+def test_a_bias_is_read_whatever_the_features_are() -> None:
+    # With a bias the index is n_i / n − 1/C = (1/3, 0, −1/3) of a zero head, and features do not
+    # come into it: with negative ones (standardised inputs) the rows say the opposite.
+    data = constant([(4, 2, 0)], value=-1.0)
+    head = SplitModel(nn.Sequential(nn.Linear(H, C)))
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    for prior, index in (
+        (ProxyPrior(), [1 / 3, 0.0, -1 / 3]),
+        (ProxyPrior(reads="rows"), [-4 / 3, 0.0, 4 / 3]),
+        (epoch(reads="bias"), [1 / 6, 0.0, -1 / 6]),
+    ):
+        sent = reply(prior, data, 0, head)
+        assert sent.tensors["lpi/classes"].tolist() == pytest.approx(index, abs=1e-6)
+
+
+def test_without_a_bias_the_rows_are_read() -> None:
+    data = constant([(4, 2, 0)])
+    sent = [
+        reply(prior, data, 0, zero_head()) for prior in (ProxyPrior(), ProxyPrior(reads="rows"))
+    ]
+    assert torch.equal(sent[0].tensors["lpi/classes"], sent[1].tensors["lpi/classes"])
+
+
+def test_what_goes_out_of_a_bias_is_one_number_a_class() -> None:
+    prior = ProxyPrior(upload="layer")
+    head = SplitModel(nn.Sequential(nn.Linear(H, C)))
+    sent = reply(prior, constant([(4, 2, 0)]), 0, head).tensors["layer/weight"]
+    declared = prior.form(Payload(), head, C).tensors["layer/weight"]
+    assert tuple(sent.shape) == declared.shape == (C, 1)
+
+
 def test_the_gradient_does_not_grow_with_a_client() -> None:
     # The shares of classes are the same, and so is Ω; with an epoch of batches of one sample the
     # client of three times the size goes about three times as far.
