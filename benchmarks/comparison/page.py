@@ -1,4 +1,4 @@
-"""The page of the comparison, from its result files; nothing on it is written by hand.
+"""The page of the comparison, and the main table where it is shown, from the result files.
 
 python -m benchmarks.comparison.page
 """
@@ -15,6 +15,7 @@ import matplotlib
 
 from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER
 from benchmarks.comparison.gather import protocol_of
+from benchmarks.comparison.overview import filled, main_table
 from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.methods import Method
@@ -23,6 +24,10 @@ from fedtail.study.spec import split_spec
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
+RESULTS_PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+DOOR = ("fedavg", "balancefl", "redgrape", "bsm", "bsm,prior=global", "slac")
+"""The methods that the README shows."""
 PICTURES = ROOT / "docs" / "figures"
 TITLES = {
     "f": "Frozen features",
@@ -195,10 +200,18 @@ def _above(cell: Cell, method: str) -> Any:
     return difference(by_seed(method), by_seed("fedavg"))
 
 
+def with_tables(cells: Mapping[str, Cell]) -> dict[Path, str]:
+    """Return the pages that show the main table, or a part of it, as they should be."""
+    tables = {RESULTS_PAGE: main_table(cells), README: main_table(cells, DOOR)}
+    return {path: filled(path.read_text(encoding="utf-8"), t) for path, t in tables.items()}
+
+
 def write() -> None:
     """Write the page and the pictures."""
     cells = read()
     PAGE.write_text(text(cells), encoding="utf-8")
+    for path, page in with_tables(cells).items():
+        path.write_text(page, encoding="utf-8")
     for letter in TITLES:
         mine = of(letter, cells)
         means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}

@@ -2,10 +2,11 @@
 
 Zeng et al., "Global Balanced Experts for Federated Long-Tailed Learning", ICCV 2023.
 
-Before round 1 every client trains the initial model for one epoch of plain cross-entropy. Its local
-proxy index Ω_i (Eq. 4) is how far row i of the classifier moved, summed over the row. With features
-that are not negative it is positive exactly if the client has more of class i than the model
-expects. The server averages the positive parts to the global proxy Π (Eq. 5), which takes the place
+Before round 1 every client takes the gradient of plain cross-entropy at the initial model, or
+trains it for an epoch. Its local proxy index Ω_i (Eq. 4) is how far row i of the classifier moves,
+summed over the row: with features that are not negative it is positive exactly if the client has
+more of class i than the model expects. The bias says so with any features, and is read where there
+is one. The server averages the positive parts to the global proxy Π (Eq. 5), which takes the place
 of the class counts that nobody has to tell. `PrivateProxyPrior` is GBME-p's: the classifier's
 change is clipped and gets Gaussian noise before anything leaves the client.
 """

@@ -7,13 +7,35 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.comparison import page, ranks
+from benchmarks.comparison import overview, page, ranks
 
 MEANS = {"a": {"x": 0.9, "y": 0.5, "z": 0.5}, "b": {"x": 0.2, "y": 0.4, "z": 0.3, "w": 1.0}}
 
 
 def test_the_page_is_what_the_files_say() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.text(page.read())
+
+
+def test_the_main_table_is_what_the_files_say() -> None:
+    for path, text in page.with_tables(page.read()).items():
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_main_table_by_hand() -> None:
+    def entry(balanced: float, few: float | None) -> dict[str, object]:
+        return {"kept": {"balanced_accuracy": [balanced, balanced], "few": [few, few]}}
+
+    # bsm is 0.2 and 0.1 above FedAvg where there is a tail; its second word cell is missing.
+    cells = {
+        "f_cifar10_a": {"fedavg": entry(0.5, 0.1), "bsm": entry(0.7, 0.3)},
+        "p_a": {"fedavg": entry(0.4, None), "bsm": entry(0.5, None)},
+        "p_b": {"fedavg": entry(0.6, None)},
+        "n_a": {"fedavg": entry(0.9, None), "bsm": entry(0.8, None)},
+    }
+    rows = overview.main_table(cells).splitlines()
+    assert rows[2] == "| `bsm` | 70.0 / 30.0 |  | 80.0 | +15.0 | 2 |"
+    assert rows[3] == "| `fedavg` | 50.0 / 10.0 | 50.0 | 90.0 | +0.0 | 3 |"
+    assert overview.main_table(cells, ["fedavg"]).splitlines()[2:] == rows[3:]
 
 
 def test_ties_share_a_rank_and_only_common_methods_are_ranked() -> None:

@@ -1,0 +1,78 @@
+"""The main table of the results: what each method scores on each kind of cells, in a few columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+Cell = Mapping[str, Mapping[str, Any]]
+
+KINDS = {
+    "f_cifar10_": "CIFAR-10-LT, features",
+    "f_cifar100_": "CIFAR-100-LT, features",
+    "p_": "words and texts, features",
+    "s_": "Fashion-MNIST-LT, from scratch",
+    "r_": "real clients",
+    "n_": "no tail",
+}
+"""Columns, by how the names of their cells begin."""
+MARKS = "<!-- made by `python -m benchmarks.comparison.page` -->\n", "<!-- end -->"
+
+
+def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
+    """Return a row a method: balanced accuracy / few, means over the cells of a kind.
+
+    A kind is empty where the method lacks one of its cells. Sorted by the mean difference to FedAvg
+    over the cells that have a tail and that the method has.
+    """
+    kinds = {title: found for key, title in KINDS.items() if (found := _begun(key, cells))}
+    methods = only or dict.fromkeys(method for cell in cells.values() for method in cell)
+    above = {method: _above(method, kinds) for method in methods}
+    order = sorted(methods, key=lambda method: above[method][0], reverse=True)
+    heads = ["", *(f"{title} ({len(found)})" for title, found in kinds.items())]
+    heads += ["above FedAvg", "cells"]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for method in order:
+        shown = [_mean(method, found) for found in kinds.values()]
+        mean, count = above[method]
+        rows.append(f"| `{method}` | {' | '.join(shown)} | {100 * mean:+.1f} | {count} |")
+    return "\n".join(rows)
+
+
+def filled(page: str, table: str) -> str:
+    """Return a page with the table between its marks."""
+    begin, end = MARKS
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n{table}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _begun(key: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    return {name: cell for name, cell in cells.items() if name.startswith(key)}
+
+
+def _mean(method: str, cells: Mapping[str, Cell]) -> str:
+    if not all(method in cell for cell in cells.values()):
+        return ""
+    scores = [
+        _average([cell[method]["kept"][key] for cell in cells.values()])
+        for key in ("balanced_accuracy", "few")
+    ]
+    return " / ".join(f"{100 * score:.1f}" for score in scores if score is not None)
+
+
+def _average(values: list[list[float | None]]) -> float | None:
+    known = [[v for v in seeds if v is not None] for seeds in values]
+    return fmean(fmean(seeds) for seeds in known) if all(known) else None
+
+
+def _above(method: str, kinds: Mapping[str, Mapping[str, Cell]]) -> tuple[float, int]:
+    """Return the mean difference over all cells with a tail that the method has, and their number."""
+    found = [
+        fmean(cell[method]["kept"]["balanced_accuracy"])
+        - fmean(cell["fedavg"]["kept"]["balanced_accuracy"])
+        for title, cells in kinds.items()
+        for cell in cells.values()
+        if title != KINDS["n_"] and method in cell and "fedavg" in cell
+    ]
+    return (fmean(found) if found else 0.0), len(found)
