@@ -1,4 +1,4 @@
-"""The main table of the results: what each method scores on each kind of cells, in a few columns."""
+"""The main table of the results: what each method scores on each kind of cells."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _average(values: list[list[float | None]]) -> float | None:
 
 
 def _above(method: str, kinds: Mapping[str, Mapping[str, Cell]]) -> tuple[float, int]:
-    """Return the mean difference over all cells with a tail that the method has, and their number."""
+    """Return the mean difference over the method's cells with a tail, and their number."""
     found = [
         fmean(cell[method]["kept"]["balanced_accuracy"])
         - fmean(cell["fedavg"]["kept"]["balanced_accuracy"])
