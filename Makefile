@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 demo: $(STAMP)  ## compare methods on the embedded digits, about a minute
 	$(BIN)/fedtail compare benchmarks/demo.toml --out runs/demo \
 	  --method fedavg --method fedlc --method balancefl \
-	  --method creff --method redgrape --method gbme
+	  --method creff --method redgrape --method gbme --method slac
 
 demo-flower: $(STAMP)  ## CReFF on real Flower processes beside an embedded run, under five minutes
 	$(BIN)/python -m benchmarks.flower_overhead --demo --rounds 3

@@ -155,7 +155,7 @@ RULES = (
          "Nothing to repair: plain averaging."),
     MethodRule(lambda f: not f["tail"], ("fedlc", "fedvls", "slac"),
          "Label skew alone: margins by the clients' own counts."),
-    MethodRule(lambda f: f["frozen"], ("closed-form", "closed-form,head=lda", "bsm,prior=global"),
+    MethodRule(lambda f: f["frozen"], ("closed-form", "slac", "bsm,prior=global"),
          "A tail, and nothing but the classifier is trained: the head that is best on these "
          "features can be computed from sums, without rounds."),
     MethodRule(lambda f: f["head"], ("slac", "bsm,prior=global", "creff", "ccvr"),
@@ -163,7 +163,7 @@ RULES = (
     MethodRule(lambda f: f["missing"], ("slac", "balancefl", "bsm"),
          "A tail, and clients that lack whole classes: adjust by local counts, and let only those "
          "who hold a class decide on its row."),
-    MethodRule(lambda f: True, ("balancefl", "slac,sampler=class_balanced", "crt-cb"),
+    MethodRule(lambda f: True, ("slac", "balancefl", "crt-cb"),
          "A tail, and clients that hold most classes: show all classes equally often."),
 )  # fmt: skip
 """The first that applies decides."""
