@@ -143,7 +143,7 @@ def without_time(diagnosis: Diagnosis) -> dict[str, Any]:
 def test_the_toml_can_be_run() -> None:
     assert "[method]" in found(10, 100).toml
     assert 'name = "slac"' in found(10, 100).toml
-    assert found(10, 100).words == ["--method", "slac"]
+    assert found(10, 100).words == ["--method", "slac", "validation.share=0.1"]
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
