@@ -56,19 +56,19 @@ ARMS: dict[str, Plain] = {
     "A∞: global prior": slac(loss=ADJUSTED, prior={"name": "global"}),
     "B: balanced batches": slac(sampler=BALANCED),
     "C: class-wise rows": slac(rows="classes"),
-    "E: closed form, blended": slac(finish=CLOSED),
+    "D: closed form, blended": slac(finish=CLOSED),
     "A + B": slac(**ADJUST, sampler=BALANCED),
     "A + C": slac(**ADJUST, rows="classes"),
     "B + C": slac(rows="classes", sampler=BALANCED),
     "A + B + C": slac(**{**ALL, "finish": OFF}),
-    "A + C + E": slac(**{**ALL, "sampler": SHUFFLED}),
-    "A + B + E": slac(**{**ALL, "rows": "samples"}),
-    "B + C + E": slac(**{**ALL, "loss": PLAIN}),
-    "A0 + B + C + E": slac(**{**ALL, "prior": LOCAL}),
-    "A + B½ + C + E: batches by the root of counts": slac(
+    "A + C + D": slac(**{**ALL, "sampler": SHUFFLED}),
+    "A + B + D": slac(**{**ALL, "rows": "samples"}),
+    "B + C + D": slac(**{**ALL, "loss": PLAIN}),
+    "A0 + B + C + D": slac(**{**ALL, "prior": LOCAL}),
+    "A + B½ + C + D: batches by the root of counts": slac(
         **{**ALL, "sampler": {**BALANCED, "gamma": 0.5}}
     ),
-    "A + B + C + E": slac(**ALL),
+    "A + B + C + D": slac(**ALL),
 }
 """From FedAvg to all parts; the letters are those of the method's page."""
 
