@@ -32,7 +32,8 @@ ADJUSTED = {"name": "balanced_softmax"}
 PLAIN = {"name": "cross_entropy"}
 LOCAL = {"name": "local"}
 SMOOTHED = {"name": "smoothed", "samples": 1}
-CLOSED = {"name": "closed-form"}
+CLOSED = {"name": "closed-form", "head": {"name": "lda"}}
+RIDGE = {"name": "closed-form", "head": {"name": "ridge"}}
 BALANCED = {"name": "class_balanced"}
 SHUFFLED = {"name": "shuffled"}
 OFF = {"name": "none"}
@@ -68,6 +69,7 @@ ARMS: dict[str, Plain] = {
     "A + B½ + C + D: batches by the root of counts": slac(
         **{**ALL, "sampler": {**BALANCED, "gamma": 0.5}}
     ),
+    "A + B + C + Dr: ridge in the place of LDA": slac(**{**ALL, "finish": RIDGE}),
     "A + B + C + D": slac(**ALL),
 }
 """From FedAvg to all parts; the letters are those of the method's page."""
