@@ -43,7 +43,7 @@ def entry(tuned: Found, study: Study) -> dict[str, Any]:
 
 
 def _last(run: Run, key: str) -> float | None:
-    end = int(run.settings["rounds"])
+    end = run.records[-1]["round"]  # a run with patience ends before its last planned round
     late = [record.get(key) for record in run.records if record["round"] > end - LAST]
     known = [value for value in late if value is not None]
     return fmean(known) if known else None
