@@ -5,9 +5,9 @@ A method of this library's own, made of parts that each pay by themselves:
 - clients minimise the balanced softmax of their own class counts and a few samples more of every
   class (`SmoothedPrior`): under label skew p(x|y) is shared, so that all of them look for the same
   logits;
-- they draw the classes that they hold equally often. What the loss knows stays the counts: where a
-  model can separate its samples, draws change nothing in the end and margins do; where it cannot
-  yet, draws are faster;
+- they draw rare classes more often, by the root of their counts. What the loss knows stays the
+  counts: where a model can separate its samples, draws change nothing in the end and margins do;
+  where it cannot yet, draws are faster;
 - the row of a class in the classifier is averaged over the clients by how many samples of the class
   they hold, and not by all their samples: who has never seen a class has no say in it;
 - at the end a class-balanced head is computed from sums of features, and mixed with the trained one
@@ -67,7 +67,8 @@ class SLAC(FedAvg[ModelState]):
         SmoothedPrior(), description="the class prior of the loss; local is that of BSM"
     )
     sampler: BatchSampler = Field(
-        ClassBalanced(), description="how clients draw their batches; shuffled is that of FedAvg"
+        ClassBalanced(gamma=0.5),
+        description="how clients draw their batches; shuffled is that of FedAvg",
     )
     rows: Literal["classes", "samples"] = Field(
         "classes",
