@@ -134,7 +134,7 @@ def test_rows_are_averaged_by_their_own_samples() -> None:
 def test_what_a_client_sends() -> None:
     # One step of rate 1 at z = 0 with the prior (3, 1, 0) + 1 = (4, 2, 1) / 7: the mean gradient is
     # p − (3/4, 1/4, 0), of weight and bias alike, because x = 1. Rows are weighed by n_c / n.
-    method = SLAC(local=LocalTraining(lr=1.0, batch_size=4))
+    method = SLAC(sampler=Shuffled(), local=LocalTraining(lr=1.0, batch_size=4))
     model = linear()
     payload = Payload(grouped("model", model.tensors()))
     sent = method.train(payload, tiny.client(DATA, 0, model))
