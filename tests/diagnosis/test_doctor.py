@@ -91,7 +91,7 @@ def test_inputs_that_differ_by_client(shift: float) -> None:
 def test_a_head_alone_is_computed() -> None:
     linear = {"name": "mlp", "hidden": []}
     diagnosis = doctor(blobs.experiment(10, 1, model=linear), rounds=2)
-    assert diagnosis.method == "closed-form"
+    assert diagnosis.methods[:2] == ("slac", "closed-form")
     assert diagnosis.signals["drift_body"].verdict == "unknown"
     # The model and C counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products.
     c, d = blobs.CLASSES, blobs.WIDTH
