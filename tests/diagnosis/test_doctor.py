@@ -88,16 +88,17 @@ def test_inputs_that_differ_by_client(shift: float) -> None:
     assert diagnosis.method == "fedavg"
 
 
-def test_a_head_alone_is_computed() -> None:
+def test_a_head_alone_is_trained_and_computed() -> None:
     linear = {"name": "mlp", "hidden": []}
     diagnosis = doctor(blobs.experiment(10, 1, model=linear), rounds=2)
     assert diagnosis.methods[:2] == ("slac", "closed-form")
     assert diagnosis.signals["drift_body"].verdict == "unknown"
-    # The model and C counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products.
+    # A round: the model down and up, with the share of each class and two numbers. Once, at the end:
+    # the model and C counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products.
     c, d = blobs.CLASSES, blobs.WIDTH
-    down = 4 * (c * d + c) + 8 * c
-    up = 16 * c + 8 * ((c + 2) * d + d * (d + 1) // 2)
-    assert diagnosis.bytes == blobs.CLIENTS * (down + up)
+    model = 4 * (c * d + c)
+    once = model + 8 * c + 16 * c + 8 * ((c + 2) * d + d * (d + 1) // 2)
+    assert diagnosis.bytes == blobs.CLIENTS * (20 * (2 * model + 4 * c + 16) + once)
 
 
 def test_the_cost_of_rounds() -> None:
