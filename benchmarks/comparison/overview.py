@@ -24,12 +24,14 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     """Return a row a method: balanced accuracy / few, means over the cells of a kind.
 
     A kind is empty where the method lacks one of its cells. Sorted by the mean difference to FedAvg
-    over the cells that have a tail and that the method has.
+    over the cells that have a tail and that the method has; methods that have less than half of
+    them come last.
     """
     kinds = {title: found for key, title in KINDS.items() if (found := _begun(key, cells))}
     methods = only or dict.fromkeys(method for cell in cells.values() for method in cell)
     above = {method: _above(method, kinds) for method in methods}
-    order = sorted(methods, key=lambda method: above[method][0], reverse=True)
+    half = max(count for _, count in above.values()) / 2
+    order = sorted(methods, key=lambda m: (above[m][1] >= half, above[m][0]), reverse=True)
     heads = ["", *(f"{title} ({len(found)})" for title, found in kinds.items())]
     heads += ["above FedAvg", "cells"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
