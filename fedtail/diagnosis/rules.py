@@ -156,8 +156,8 @@ RULES = (
     MethodRule(lambda f: not f["tail"], ("fedlc", "fedvls", "slac"),
          "Label skew alone: margins by the clients' own counts."),
     MethodRule(lambda f: f["frozen"], ("slac", "closed-form", "bsm,prior=global"),
-         "A tail, and nothing but the classifier is trained: margins by counts, mixed with the head "
-         "that can be computed from sums. closed-form alone is close behind, without rounds."),
+         "A tail, and nothing but the classifier is trained: margins by counts, mixed with the "
+         "head that can be computed from sums. closed-form alone is close behind, without rounds."),
     MethodRule(lambda f: f["head"], ("slac", "bsm,prior=global", "creff", "ccvr"),
          "A tail that sits in the classifier: adjust its logits, and balance it at the end."),
     MethodRule(lambda f: f["missing"], ("slac", "balancefl", "bsm"),

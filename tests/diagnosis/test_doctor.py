@@ -93,8 +93,8 @@ def test_a_head_alone_is_trained_and_computed() -> None:
     diagnosis = doctor(blobs.experiment(10, 1, model=linear), rounds=2)
     assert diagnosis.methods[:2] == ("slac", "closed-form")
     assert diagnosis.signals["drift_body"].verdict == "unknown"
-    # A round: the model down and up, with the share of each class and two numbers. Once, at the end:
-    # the model and C counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products.
+    # A round: the model down and up, with the share of each class and two numbers. At the end: the
+    # model and C counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products.
     c, d = blobs.CLASSES, blobs.WIDTH
     model = 4 * (c * d + c)
     once = model + 8 * c + 16 * c + 8 * ((c + 2) * d + d * (d + 1) // 2)
