@@ -112,7 +112,7 @@ def test_the_noisy_proxy_is_that_of_a_run(protocol: Path) -> None:
     found = made(gbme_proxy, protocol, "--seeds", "1", "--epsilons", "5", "100")
 
     plain = read_protocol(protocol)
-    prior = {"name": "private_proxy", "index": "epoch", "epsilon": 5.0}
+    prior = {"name": "private_proxy", "index": "epoch", "reads": "rows", "epsilon": 5.0}
     state = run(experiment(plain, 0, {"name": "gbme-p", "prior": prior})).state
     omega, _ = gbme_proxy.proxies(gbme_proxy.survey(plain, 0), 5.0)
     assert torch.equal(omega, state.omega)
