@@ -26,7 +26,7 @@ def scores(name: str) -> dict[str, Any]:
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     rare_classes.main(["--out", str(tmp_path)])
     assert (tmp_path / "figures" / "rare_classes.png").read_bytes().startswith(b"\x89PNG")
-    # The curves are those of the result file: the mean of the classes is the accuracy of balanced tests.
+    # The curves are those of the file: the mean of the classes is the accuracy of balanced tests.
     curve = rare_classes.by_class("fashion_mnist")["balancefl"]
     mean = scores("fashion_mnist")["balancefl"]["accuracy"]["mean"]
     assert sum(curve) / 10 == pytest.approx(100 * mean, abs=0.01)
