@@ -89,6 +89,9 @@ class ClosedFormFinish(Finish):
     """Put a head in the trained one's place that is computed from sums of all clients' features."""
 
     head: ClosedHead = Field(BalancedRidge(), description="how it is computed from sums")
+    without_bias: ClosedHead | None = Field(
+        None, description="the same for a classifier without a bias, where the head needs one"
+    )
     blend: Literal["validation", "none"] = Field(
         "validation",
         description="mix it with the trained head as does best on what clients hold out, if they "
@@ -101,18 +104,26 @@ class ClosedFormFinish(Finish):
 
     def volume(self, network: SplitModel, classes: int) -> Volume | None:
         """Count the sums of all clients, once."""
-        return Volume(once=self.head.nbytes(network, classes), less=f"finish.{SKETCH}")
+        return Volume(once=self.head_of(network).nbytes(network, classes), less=f"finish.{SKETCH}")
 
     def check(self, network: SplitModel) -> None:
         """Refuse a classifier that cannot carry the head."""
-        self.head.carried_by(network)
+        self.head_of(network).carried_by(network)
+
+    def head_of(self, network: SplitModel) -> ClosedHead:
+        """Return how the head of a network is computed."""
+        if self.without_bias is None or not self.head.needs_bias:
+            return self.head
+        biased = getattr(network.classifier, "bias", None) is not None
+        return self.head if biased else self.without_bias
 
     def exchange(
         self, model: Model, network: SplitModel, server: Server, jury: Jury
     ) -> Exchange[Model]:
         """Compute the head, and let those who hold samples out choose how much of it is taken."""
-        sums = yield from self.head.ask(model, network, server)
-        found = self.head.put(sums, network)
+        head = self.head_of(network)
+        sums = yield from head.ask(model, network, server)
+        found = head.put(sums, network)
         if not found:
             return model
         chosen = Mixture(1.0, 1.0)

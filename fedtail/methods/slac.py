@@ -40,7 +40,7 @@ from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import BatchSampler, ClassBalanced, ClassPrior, SmoothedPrior
 from fedtail.training.classifier import prefix
-from fedtail.training.closed_heads import LDA
+from fedtail.training.closed_heads import LDA, BalancedRidge
 
 HELD = "held"
 """Beside the rows: the share of each class in a client's samples."""
@@ -76,7 +76,7 @@ class SLAC(FedAvg[ModelState]):
         "class, or by all of them, as in FedAvg",
     )
     finish: Finish = Field(
-        ClosedFormFinish(head=LDA()),
+        ClosedFormFinish(head=LDA(), without_bias=BalancedRidge()),
         description="the last step, where the experiment names none; none ships what was trained",
     )
 

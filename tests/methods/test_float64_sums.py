@@ -19,7 +19,7 @@ from fedtail import run
 
 BEFORE: dict[str, dict[str, Any]] = {
     "fedlc": {"absent": 0.0, "tau": 1.0},
-    "gbme": {"prior": {"name": "proxy", "index": "epoch"}, "rest": "others"},
+    "gbme": {"prior": {"name": "proxy", "index": "epoch", "reads": "rows"}, "rest": "others"},
     "redgrape": {"rebalance": "outside"},
 }
 """The defaults that methods had then."""

@@ -95,6 +95,14 @@ def test_the_last_step_is_the_runs_own() -> None:
     assert named.history[-1]["method"]["closed_form_share"] == 1.0
 
 
+def test_a_classifier_without_a_bias_gets_ridge() -> None:
+    # LDA's offsets need a bias to be put into.
+    finish = SLAC().finish
+    assert isinstance(finish, ClosedFormFinish)
+    heads = [SplitModel(nn.Sequential(nn.Linear(2, 3, bias=bias))) for bias in (True, False)]
+    assert [finish.head_of(head).name for head in heads] == ["lda", "ridge"]
+
+
 # Rows
 
 # Client 0 has three samples of class 0 and one of class 1, client 1 one of class 1; nobody has 2.
