@@ -9,17 +9,16 @@ distributions, *tail* the share of the rarest 30 % of classes over the true one;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
+from benchmarks.comparison.__main__ import PROTOCOLS
 from benchmarks.figures.common import experiment, read_protocol
 from benchmarks.results_file import save
 from fedtail import run
 
-PROTOCOLS = Path(__file__).parent / "protocols"
 CELLS = (
     "f_cifar10_if100_dir0.1",
     "f_cifar10_if100_dir0.5",

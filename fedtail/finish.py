@@ -114,7 +114,7 @@ class ClosedFormFinish(Finish):
         """Return how the head of a network is computed."""
         if self.without_bias is None or not self.head.needs_bias:
             return self.head
-        biased = getattr(network.classifier, "bias", None) is not None
+        biased = isinstance(getattr(network.classifier, "bias", None), Tensor)
         return self.head if biased else self.without_bias
 
     def exchange(

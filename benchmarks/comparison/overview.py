@@ -45,8 +45,8 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
 def filled(page: str, table: str) -> str:
     """Return a page with the table between its marks."""
     begin, end = MARKS
-    before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n{table}\n\n{end}{rest.partition(end)[2]}"
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{table}\n\n{end}{rest.split(end, 1)[1]}"
 
 
 def _begun(key: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:

@@ -15,7 +15,7 @@ import matplotlib
 
 from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER
 from benchmarks.comparison.gather import protocol_of
-from benchmarks.comparison.overview import filled, main_table
+from benchmarks.comparison.overview import Cell, filled, main_table
 from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.methods import Method
@@ -50,7 +50,6 @@ SAID = {
 SHOWN = ("balanced_accuracy", "few")
 LEFT_OUT = {"clip2fl", "probe"}
 """Not compared: what a pretrained teacher knows of classes, others must learn; a probe is none."""
-Cell = Mapping[str, Mapping[str, Any]]
 
 
 def read() -> dict[str, Cell]:

@@ -286,8 +286,10 @@ def mean_head(model: SplitModel, reads: str = "rows", gradient: bool = False) ->
     Or that of their biases, (classes, 1), if all have one; or of the gradients, which are zero of
     what is not trained.
     """
-    if reads == "bias" and all(getattr(head, "bias", None) is not None for head in model.heads):
-        found = [of(head.get_parameter("bias"), gradient)[:, None] for head in model.heads]
+    known = [getattr(head, "bias", None) for head in model.heads]
+    biases = [bias for bias in known if isinstance(bias, Tensor)]
+    if reads == "bias" and len(biases) == len(known):
+        found = [data_or_gradient(bias, gradient)[:, None] for bias in biases]
     else:
         found = [
             rows_of(name, head, gradient)
@@ -301,11 +303,11 @@ def rows_of(name: str, head: nn.Module, gradient: bool) -> Tensor:
     weight = getattr(head, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
-    read = of(weight, gradient)
+    read = data_or_gradient(weight, gradient)
     return read if class_axis(head) == 0 else read.T
 
 
-def of(parameter: Tensor, gradient: bool) -> Tensor:
+def data_or_gradient(parameter: Tensor, gradient: bool) -> Tensor:
     """Return the parameter itself, or its gradient."""
     if not gradient:
         return parameter.detach()
