@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # What computes, run again as on a CPU without vector instructions: no test may depend on rounding.
-# The conformance grid, LoRA under all methods and secure sums compare runs of one process, which round alike.
+# The conformance grid, LoRA under all methods, secure sums and pretrained models compare runs of one process, which
+# round alike.
 PLAIN_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2
 NUMERIC := $(addprefix tests/,losses methods metrics models privacy training) \
   --ignore tests/methods/test_conformance.py --ignore tests/methods/test_lora_methods.py \
-  --ignore-glob "tests/privacy/test_secure_*"
+  --ignore-glob "tests/privacy/test_secure_*" --ignore-glob "tests/models/test_pretrained*"
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-flower test test-slow lint bench lists docs clean

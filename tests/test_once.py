@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tiny
-import tiny_clip
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -61,7 +60,12 @@ def experiment(where: str, model: nn.Module | None = None, **fields: Any) -> Exp
 
 def method_of(name: str) -> Method[Any]:
     local = {"local": tiny.quick()} if "local" in Method.registry[name].model_fields else {}
-    more = tiny_clip.fields() if name == "clip2fl" else {}
+    more: dict[str, Any] = {}
+    if name == "clip2fl":
+        # Here, because worker processes import this module, and transformers takes them seconds.
+        import tiny_clip
+
+        more = tiny_clip.fields()
     return Method.model_validate({"name": name, **local, **more})
 
 

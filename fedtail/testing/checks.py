@@ -218,15 +218,15 @@ def separate_copies_give_the_same_bits(case: Case) -> None:
 @register_check(DROPOUT)
 def a_resumed_run_gives_the_same_bits(case: Case) -> None:
     """Go on to the same bits when interrupted: before, between and after the rounds."""
-    for done in range(4):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        for done in range(4):
             try:
-                run(case.experiment(), out=out, callbacks=[InterruptAfter(done)])
+                run(case.experiment(), out=out, resume=done > 0, callbacks=[InterruptAfter(done)])
             except Interrupted:
-                _expect_same(run(case.experiment(), out=out, resume=True), case.reference())
-            else:
-                raise CheckFailed(f"nothing interrupted the run after round {done}")
+                continue
+            raise CheckFailed(f"nothing interrupted the run after round {done}")
+        _expect_same(run(case.experiment(), out=out, resume=True), case.reference())
 
 
 @register_check(PLAIN, NORM)
