@@ -84,7 +84,9 @@ def typed(cell: str, method: str) -> str:
 
 def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
     """Tune one method on seed 0 of a cell, and run the best values on the seeds that count."""
-    experiment = make_experiment(load_experiment(PROTOCOLS / f"{cell}.toml"))
+    described = load_experiment(PROTOCOLS / f"{cell}.toml")
+    # Gradients of a hundred classes make checkpoints of 50 MB; a lost run is a minute.
+    experiment = make_experiment({**described, "checkpoint_every": described["eval_every"]})
     ranges = RANGES.get(method, {})
     out = folder / "tune"
     tuned = tune(experiment, [method], trials=TRIALS, ranges=ranges, out=out, jobs=1).found[0]
