@@ -122,9 +122,25 @@ def test_virtual_features_have_the_moments() -> None:
     assert torch.equal(drawn[1], mean[1].float().expand(20_000, 2))
 
 
-def test_a_singular_covariance_is_safe() -> None:
-    # Rank 1, and rounding has made the second eigenvalue -1e-9: all draws lie on the line (1, 2).
-    triangle = torch.tensor([[1.0, 2.0, 4.0 - 1e-9]], dtype=torch.float64)
+def test_draws_by_hand() -> None:
+    # [[4, 2], [2, 5]] = UᵀU with U = [[2, 1], [0, 2]]: a draw is (2 z₁, z₁ + 2 z₂).
+    triangle = torch.tensor([[4.0, 2.0, 5.0]], dtype=torch.float64)
+    mean = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    drawn = sample_features(
+        Moments(torch.tensor([0]), torch.tensor([9]), mean, triangle),
+        3,
+        torch.Generator().manual_seed(0),
+    )[0]
+    z = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted = mean + torch.stack([2 * z[:, 0], z[:, 0] + 2 * z[:, 1]], dim=1)
+    assert torch.allclose(drawn, wanted.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-9, 1e-7])
+def test_a_singular_covariance_is_safe(error: float) -> None:
+    # Rank 1, and rounding has made the second eigenvalue about -error / 5, which one factorisation
+    # takes and the other does not: all draws lie on the line (1, 2).
+    triangle = torch.tensor([[1.0, 2.0, 4.0 - error]], dtype=torch.float64)
     told = Moments(
         torch.tensor([0]), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.float64), triangle
     )
