@@ -235,8 +235,13 @@ class LDA(ClosedHead):
         spread = float(covariance.diagonal().mean())
         shrunk = (1 - self.shrinkage) * covariance
         shrunk.diagonal().add_(self.shrinkage * spread)
-        # Samples that never leave their class's mean have no covariance: then all is as far.
-        p = torch.linalg.pinv(shrunk, hermitian=True) if spread > 0 else torch.eye(d).double()
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        if not spread > 0:  # samples that never leave their class's mean: then all is as far
+            p = torch.eye(d).double()
+        elif self.shrinkage > 0 and not failed:
+            p = torch.cholesky_inverse(factor)
+        else:  # directions in which no sample differs do not tell classes apart
+            p = torch.linalg.pinv(shrunk, hermitian=True)
         means = self.shrunk_means(s, p, covariance) if self.shrink_means else s.means
         weight = means @ p
         offset = -(weight * means).sum(1) / 2

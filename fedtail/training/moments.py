@@ -156,10 +156,11 @@ def _stretched(z: Tensor, covariance: Tensor, test: Tensor | None) -> Tensor:
         whole = z.new_zeros(width, width)
         whole[upper[0], upper[1]] = covariance
         whole.diagonal().add_(UNSEEN * whole.diagonal().mean())
-        triangle, failed = torch.linalg.cholesky_ex(whole, upper=True)
+        root: Tensor
+        root, failed = torch.linalg.cholesky_ex(whole, upper=True)
         if not failed:
-            return z @ triangle
+            return z @ root
         values, vectors = torch.linalg.eigh(whole, UPLO="U")
         roots = values.clamp(min=0).sqrt()
-    root: Tensor = (vectors * roots) @ vectors.T
+    root = (vectors * roots) @ vectors.T
     return z @ root
