@@ -27,7 +27,15 @@ from fedtail.lock import LOCK
 from fedtail.tensors import pack_tensors, unpack_tensors
 from fedtail.version import __version__
 
-FREE = {"workers", "track", "plugins", "name", "on_client_error", "task_seconds"}
+FREE = {
+    "workers",
+    "track",
+    "plugins",
+    "name",
+    "on_client_error",
+    "task_seconds",
+    "checkpoint_every",
+}
 """Fields that do not change what a run computes: a resumed run may have others."""
 LENGTH = {"rounds", "patience"}
 """Fields that say when a run ends: a resumed run may end earlier or later than it was to."""

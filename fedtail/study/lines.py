@@ -156,7 +156,7 @@ def identity(run: Run) -> dict[str, Any]:
     return {
         key: value
         for key, value in run.settings.items()
-        if key.partition(".")[0] not in {*FREE, "seed", "checkpoint_every"}
+        if key.partition(".")[0] not in {*FREE, "seed"}
     }
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedtail.callbacks import Record
+from fedtail.callbacks.tracking import dotted
 from fedtail.errors import FedtailError, missing_extra
 from fedtail.experiment import Experiment, apply, fields_of, make_experiment, parse_value
 from fedtail.files import write_atomic
@@ -213,9 +214,20 @@ class _Space:
     def settings(self) -> str:
         """Return what decides on what a trial gives, to know a search again."""
         described = self.experiment.describe()
-        kept = {key: value for key, value in described.items() if key not in FREE}
         space = {path: str(each) for path, each in self.distributions.items()}
-        return json.dumps([kept, space], sort_keys=True)
+        return json.dumps([described, space], sort_keys=True)
+
+
+def _first_difference(stored: str, wanted: str) -> str:
+    """Return the setting in which two searches differ, or the field with another range, if any."""
+    (old, old_space), (new, new_space) = json.loads(stored), json.loads(wanted)
+    olds, news = dotted(old), dotted(new)
+    for key in sorted(olds.keys() | news.keys()):
+        if key.partition(".")[0] not in FREE and olds.get(key) != news.get(key):
+            return f"'{key}'"
+    ranges = sorted(old_space.keys() | new_space.keys())
+    odd = (path for path in ranges if old_space.get(path) != new_space.get(path))
+    return next((f"range of '{path}'" for path in odd), "")
 
 
 class _Search:
@@ -235,13 +247,14 @@ class _Search:
             ),
             load_if_exists=True,
         )
-        stored = self.study.user_attrs.setdefault("settings", space.settings())
-        if stored != space.settings():
+        stored = self.study.user_attrs.get("settings")
+        if stored is None:
+            self.study.set_user_attr("settings", space.settings())
+        elif odd := _first_difference(stored, space.settings()):
             raise FedtailError(
-                f"'{out}' holds a search of '{space.label}' with other settings; "
+                f"'{out}' holds a search of '{space.label}' with another {odd}; "
                 "choose another --out"
             )
-        self.study.set_user_attr("settings", space.settings())
 
     @property
     def ended(self) -> int:
