@@ -162,7 +162,9 @@ def pull_features(features: Tensor, classes: Tensor, pull: Pull, steps: int, lr:
 
 
 def _times(s: Tensor, w: Tensor) -> Tensor:
-    """Return S Wᵀ, by way of W Sᵀ: a product that is as narrow as there are classes is slow."""
+    """Return S Wᵀ; of few classes by way of W Sᵀ: a product as narrow as they are is slow."""
+    if s.shape[1] < w.shape[-2]:
+        return s @ w.mT
     return (w @ s.transpose(1, 2)).transpose(1, 2).contiguous()
 
 
@@ -184,13 +186,17 @@ class _Cosine(NamedTuple):
     b: Tensor
 
 
-def _cosine(g: Tensor, t: Tensor, t_norm: Tensor, eps: float) -> _Cosine:
-    norm = torch.linalg.vector_norm(g, dim=-1)
+def _cosine(norm: Tensor, dot: Tensor, t_norm: Tensor, eps: float) -> _Cosine:
+    """Return the cosine of rows g and t from ‖g‖, g·t and ‖t‖."""
     q = norm * t_norm + eps
     # Below this a quotient would be noise or infinite: a zero row has cosine 0 and no derivative.
     a = torch.where(q > 1e-30, 1 / q, 0)
-    value = torch.linalg.vecdot(g, t) * a
+    value = dot * a
     return _Cosine(value, a, torch.where(norm > 0, -value * t_norm * a / norm, 0))
+
+
+def _rows_cosine(g: Tensor, t: Tensor, t_norm: Tensor, eps: float) -> _Cosine:
+    return _cosine(torch.linalg.vector_norm(g, dim=-1), torch.linalg.vecdot(g, t), t_norm, eps)
 
 
 class _Chunk:
@@ -212,23 +218,38 @@ class _Chunk:
         # Sums over the m features stand for means below: m in eps makes up for m in the gradient.
         self.eps = matching.eps * s.shape[1]
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        r = _residual(self.s, self.classes, self.head)
-        return r, r.transpose(1, 2) @ self.s
-
     def bias_cosine(self, r: Tensor) -> tuple[Tensor, _Cosine]:
         assert self.t_bias is not None
         g = r.sum(dim=1)
         norm = torch.linalg.vector_norm(self.t_bias, dim=-1)
-        return g, _cosine(g, self.t_bias, norm, self.eps)
+        return g, _rows_cosine(g, self.t_bias, norm, self.eps)
+
+    def climb(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return S Aᵀ and R A, where A is the derivative of Σ_j cos_j in the gradient G = Rᵀ S."""
+        g = r.transpose(1, 2) @ self.s
+        cosine = _rows_cosine(g, self.t, self.t_norm, self.eps)
+        a = g.mul_(cosine.b[..., None]).addcmul_(cosine.a[..., None], self.t)
+        return _times(self.s, a), r @ a
+
+    def climb_thin(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same without G and A, which are large where features are fewer than classes.
+
+        A row of A is b g + a t, and so S Aᵀ and R A follow from S Gᵀ = (S Sᵀ) R and S Tᵀ, and so do
+        ‖g‖² and g·t. Entries of a row of Rᵀ have one sign: nothing cancels in the quadratic form.
+        """
+        own, along = (self.s @ self.s.transpose(1, 2)) @ r, _times(self.s, self.t)
+        norm = (r * own).sum(dim=1).clamp(min=0).sqrt()
+        cosine = _cosine(norm, (r * along).sum(dim=1), self.t_norm, self.eps)
+        a, b = cosine.a[:, None], cosine.b[:, None]
+        inner = (r * b) @ r.transpose(1, 2)
+        return own.mul_(b).addcmul_(along, a), torch.baddbmm(inner @ self.s, r * a, self.t)
 
     def step(self, lr: float) -> None:
         pulled = None if self.pull is None else self.pull.gradient(self.s, self.classes)
-        r, g = self.gradients()
-        cosine = _cosine(g, self.t, self.t_norm, self.eps)
-        # The derivative of Σ_j cos_j, which is climbed, in the gradient ...
-        a = g.mul_(cosine.b[..., None]).addcmul_(cosine.a[..., None], self.t)
-        y = _times(self.s, a)
+        r = _residual(self.s, self.classes, self.head)
+        thin = self.s.shape[1] < self.t.shape[1]
+        # The derivative of Σ_j cos_j, which is climbed, in the features by way of G ...
+        y, gain = self.climb_thin(r) if thin else self.climb(r)
         if self.with_bias and self.t_bias is not None:
             g_bias, bias = self.bias_cosine(r)
             y += (bias.a[:, None] * self.t_bias + bias.b[:, None] * g_bias)[:, None]
@@ -239,7 +260,7 @@ class _Chunk:
         x = y.mul_(r)
         x[self.rows, :, self.classes] += own
         rate = lr * self.matching.scale
-        self.s.baddbmm_(r, a, alpha=rate)
+        self.s.add_(gain, alpha=rate)
         self.s.view(-1, self.s.shape[2]).addmm_(
             x.view(-1, x.shape[2]), self.head.weight, alpha=rate
         )
@@ -248,11 +269,12 @@ class _Chunk:
 
     def distances(self) -> tuple[Tensor, float]:
         """Return each class's mean of 1 − cos without eps, and the sum of the loss."""
-        r, g = self.gradients()
-        total = (1 - _cosine(g, self.t, self.t_norm, self.eps).value).sum()
+        r = _residual(self.s, self.classes, self.head)
+        g = r.transpose(1, 2) @ self.s
+        total = (1 - _rows_cosine(g, self.t, self.t_norm, self.eps).value).sum()
         if self.with_bias:
             total += (1 - self.bias_cosine(r)[1].value).sum()
-        plain = 1 - _cosine(g, self.t, self.t_norm, 0.0).value.mean(dim=1)
+        plain = 1 - _rows_cosine(g, self.t, self.t_norm, 0.0).value.mean(dim=1)
         return plain, float(total) * self.matching.scale
 
 

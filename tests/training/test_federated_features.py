@@ -71,13 +71,14 @@ def autograd_steps(
 @pytest.mark.parametrize("matching", [PAPER, CODE])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 2**18])
+@pytest.mark.parametrize("m", [2, 5])  # fewer than classes, and more
 def test_equals_double_backward(
-    matching: Matching, bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    matching: Matching, bias: bool, chunk: int, m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Prepare: three of four classes were reported.
     monkeypatch.setattr(federated_features, "CHUNK_SIZE", chunk)
-    features, head = drawn(3, 5, 6), head_of(4, 6, bias)
-    targets = feature_gradients(drawn(3, 5, 6, seed=3), torch.tensor([0, 2, 3]), head)
+    features, head = drawn(3, m, 6), head_of(4, 6, bias)
+    targets = feature_gradients(drawn(3, m, 6, seed=3), torch.tensor([0, 2, 3]), head)
     before = features.clone()
 
     # Execute
@@ -141,15 +142,16 @@ def test_zero_rows_of_the_target(matching: Matching) -> None:
 
 
 @pytest.mark.parametrize("matching", [PAPER, CODE])
-def test_zero_rows_of_the_features(matching: Matching) -> None:
+@pytest.mark.parametrize("m", [1, 3])
+def test_zero_rows_of_the_features(matching: Matching, m: int) -> None:
     # A head so sure of its class that softmax underflows: p = e_c, g = 0, nothing moves.
     head = Head(torch.zeros(2, 2), torch.tensor([1000.0, 0.0]))
     targets = torch.tensor([0]), torch.ones(1, 2, 2), torch.ones(1, 2)
-    matched = match_features(drawn(1, 3, 2), head, targets, matching, steps=3, lr=1.0)
-    assert torch.equal(matched.features, drawn(1, 3, 2))
+    matched = match_features(drawn(1, m, 2), head, targets, matching, steps=3, lr=1.0)
+    assert torch.equal(matched.features, drawn(1, m, 2))
     assert matched.after.tolist() == [1.0]
     # Features that are zero: finite, whatever the rate.
-    matched = match_features(torch.zeros(1, 3, 2), head_of(2, 2), targets, matching, 1, 0.1)
+    matched = match_features(torch.zeros(1, m, 2), head_of(2, 2), targets, matching, 1, 0.1)
     assert bool(torch.isfinite(matched.features).all())
 
 
