@@ -20,7 +20,7 @@ from fedtail.training.feature_sums import sketch_factor
 
 Products = Literal["full", "diagonal", "low-rank"]
 """What is sent of Σ h hᵀ: its upper triangle, its diagonal, or its product with a matrix Ω."""
-UNSEEN = 1e-10
+NEGLIGIBLE = 1e-10
 """A share of the variance whose root, 1e-5 of the deviation, changes no draw that anybody sees."""
 
 
@@ -139,7 +139,7 @@ def _stretched(z: Tensor, covariance: Tensor, test: Tensor | None) -> Tensor:
     """Return zR with RᵀR = Σ.
 
     By Cholesky, 25 times as fast as eigenvectors with 1,280 features. A covariance of fewer samples
-    than dimensions is singular: `UNSEEN` of its mean variance in all directions makes up for it.
+    than dimensions is singular: `NEGLIGIBLE` of its mean variance everywhere makes up for it.
     Where rounding has left it more negative than that, and of a sketch, Σ = Q Λ Qᵀ with Λ ≥ 0 gives
     the symmetric root Q √Λ Qᵀ: eigenvectors have no sign, and with √Λ Qᵀ alone the last bit of Σ
     could turn a drawn feature around.
@@ -155,7 +155,7 @@ def _stretched(z: Tensor, covariance: Tensor, test: Tensor | None) -> Tensor:
         upper = torch.triu_indices(width, width)
         whole = z.new_zeros(width, width)
         whole[upper[0], upper[1]] = covariance
-        whole.diagonal().add_(UNSEEN * whole.diagonal().mean())
+        whole.diagonal().add_(NEGLIGIBLE * whole.diagonal().mean())
         root: Tensor
         root, failed = torch.linalg.cholesky_ex(whole, upper=True)
         if not failed:
