@@ -209,9 +209,8 @@ def test_diagonal_and_low_rank_covariances() -> None:
     # Mean (2, 2, 0); deviations ±(1, 1, 0): Σ = (2·(1, 1, 0)ᵀ(1, 1, 0)) / (2 - 1), of rank 1.
     x = [[3.0, 3.0, 0.0], [1.0, 1.0, 0.0]]
     full, low = draws("full", x), draws("low-rank", x)
-    for drawn in (full, low):  # one direction is seen by any sketch
-        assert torch.allclose(drawn[:, 0], drawn[:, 1], atol=1e-4)
-        assert abs(float(drawn[:, 0].var()) - 2) < 0.15
+    assert torch.allclose(full, low, atol=1e-5)  # one direction is seen by any sketch
+    assert torch.allclose(low[:, 0], low[:, 1], atol=1e-5)
     diagonal = draws("diagonal", x)
     assert torch.allclose(diagonal.mean(0), torch.tensor([2.0, 2.0, 0.0]).double(), atol=0.1)
     assert torch.allclose(
