@@ -138,8 +138,7 @@ def test_draws_by_hand() -> None:
 
 @pytest.mark.parametrize("error", [0.0, 1e-9, 1e-7])
 def test_a_singular_covariance_is_safe(error: float) -> None:
-    # Rank 1, and rounding has made the second eigenvalue about -error / 5: all draws lie on the line
-    # (1, 2).
+    # Rank 1, and rounding has made the second eigenvalue about -error / 5: all draws lie on (1, 2).
     triangle = torch.tensor([[1.0, 2.0, 4.0 - error]], dtype=torch.float64)
     told = Moments(
         torch.tensor([0]), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.float64), triangle
