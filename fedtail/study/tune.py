@@ -212,7 +212,7 @@ class _Space:
         return ",".join([self.label, *(f"{path}={_word(v)}" for path, v in values.items())])
 
     def settings(self) -> str:
-        """Return what decides on what a trial gives, to know a search again."""
+        """Return all that a search is made with, to know it again."""
         described = self.experiment.describe()
         space = {path: str(each) for path, each in self.distributions.items()}
         return json.dumps([described, space], sort_keys=True)

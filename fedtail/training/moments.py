@@ -156,11 +156,11 @@ def _stretched(z: Tensor, covariance: Tensor, test: Tensor | None, regular: bool
         upper = torch.triu_indices(width, width)
         whole = z.new_zeros(width, width)
         whole[upper[0], upper[1]] = covariance
-        root: Tensor
-        root, failed = torch.linalg.cholesky_ex(whole, upper=True)
-        if regular and not failed:  # it fails where a feature never changes
-            return z @ root
+        if regular:
+            triangle, failed = torch.linalg.cholesky_ex(whole, upper=True)
+            if not failed:  # it does where a feature never changes
+                return z.mm(triangle)
         values, vectors = torch.linalg.eigh(whole, UPLO="U")
         roots = values.clamp(min=0).sqrt()
-    root = (vectors * roots) @ vectors.T
+    root: Tensor = (vectors * roots) @ vectors.T
     return z @ root
