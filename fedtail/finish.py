@@ -20,7 +20,8 @@ from fedtail.protocol import ClientId, Exchange, Server
 from fedtail.training.blends import Judge, Mixture, choose_blend
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.closed_heads import SKETCH, BalancedRidge, ClosedHead
-from fedtail.volume import Volume
+from fedtail.training.feature_sums import SINGLE
+from fedtail.volume import Volume, model_bytes
 
 Model = dict[str, Tensor]
 
@@ -52,8 +53,16 @@ class Finish(Component):
         """Return how it makes a head of sums of features, if it does: what an audit attacks."""
         return None
 
-    def volume(self, network: SplitModel, classes: int) -> Volume | None:
-        """Return how many bytes it sends, if they grow with classes and features."""
+    def volume(self, network: SplitModel, classes: int, judged: bool) -> Volume | None:
+        """Return how many bytes it sends, if they grow with classes and features.
+
+        Parameters
+        ----------
+        network, classes
+            What is shipped.
+        judged
+            Whether anybody holds samples out, and is asked to choose.
+        """
         return None
 
     def check(self, network: SplitModel) -> None:
@@ -102,9 +111,12 @@ class ClosedFormFinish(Finish):
         """Return how the head is computed."""
         return self.head
 
-    def volume(self, network: SplitModel, classes: int) -> Volume | None:
-        """Count the sums of all clients, once."""
-        return Volume(once=self.head_of(network).nbytes(network, classes), less=f"finish.{SKETCH}")
+    def volume(self, network: SplitModel, classes: int, judged: bool) -> Volume | None:
+        """Count the sums of all clients, and the two heads of which they choose a mixture, once."""
+        sums = self.head_of(network).nbytes(network, classes)
+        heads = model_bytes(network) + SINGLE * classes * (network.feature_dim + 1)
+        chosen = heads if judged and self.blend == "validation" else 0
+        return Volume(once=sums + chosen, less=f"finish.{SKETCH}")
 
     def check(self, network: SplitModel) -> None:
         """Refuse a classifier that cannot carry the head."""

@@ -150,7 +150,7 @@ class Setting:
     def traffic(self) -> Traffic | None:
         """What will be sent, where that grows with classes and features."""
         experiment, classes = self.experiment, self.dataset.num_classes
-        last = self.finish.volume(self.base, classes)
+        last = self.finish.volume(self.base, classes, bool(self.validators))
         if last is None and self.method.volume(self.model, classes, 0) is None:
             return None
         some = range(0, len(self.federation), max(1, len(self.federation) // COUNTED_CLIENTS))

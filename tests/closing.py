@@ -13,7 +13,7 @@ from fedtail.data.federation import Federation
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Task, Update
 from fedtail.reduce import Reduced
-from fedtail.training.feature_sums import FeatureSums, Wanted, ask_feature_sums
+from fedtail.training.feature_sums import Aim, FeatureSums, Wanted, ask_feature_sums
 
 
 def identity(width: int, classes: int, bias: bool = True) -> SplitModel:
@@ -41,10 +41,12 @@ def answered(tasks: Sequence[Task], data: Federation, model: SplitModel) -> Redu
     return tiny.added(method, updates, server, action, tasks[0].payload)
 
 
-def asked(model: SplitModel, data: Federation, wanted: Wanted) -> FeatureSums:
-    """Hold both exchanges."""
+def asked(
+    model: SplitModel, data: Federation, wanted: Wanted, aim: Aim | None = None
+) -> FeatureSums:
+    """Hold both exchanges, and those of an aimed sketch."""
     server = tiny.server(model, len(data), num_classes=data.num_classes)
-    exchange = ask_feature_sums(model.tensors(), model, server, wanted)
+    exchange = ask_feature_sums(model.tensors(), model, server, wanted, aim)
     tasks = next(exchange)
     while True:
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER
+from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, main_table
 from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
@@ -42,7 +42,7 @@ SAID = {
     "clients, 8 a round, 60 rounds.",
     "p": "A linear head on features of spoken words (64, speakers are clients, imbalance 20) and "
     "on mean word vectors of short texts (256, 20 clients, Dirichlet 0.3), 60 rounds.",
-    "s": "A CNN of about 24,000 parameters, 2 local epochs, at most 120 rounds.",
+    "s": "A CNN of about 24,000 parameters, 2 local epochs, 120 rounds.",
     "c": "ResNet-8 of width 16, crop and flip, 20 clients, 8 a round, 100 rounds.",
     "r": "Patients, persons and speakers; whole clients are held out.",
     "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
@@ -68,11 +68,11 @@ def text(cells: Mapping[str, Cell]) -> str:
 
 <!-- Written by `python -m benchmarks.comparison.page` from benchmarks/results/comparison. -->
 
-Every method under one protocol, fixed before any run (`benchmarks/protocols`): eight trials over
-the local rate and the method's one or two main fields on seed 0, judged by what clients hold out;
-the best values on other seeds, and only there the test set. Balanced accuracy / accuracy over the
-rare classes (*few*), percent, mean ± standard deviation over seeds, of the round that validation
-chose. Bold: the best mean of a column.
+Every method under one protocol, fixed before any run (`benchmarks/protocols`): the same number of
+trials over the local rate and the method's one or two main fields on seed 0, judged by what clients
+hold out; the best values on other seeds, and only there the test set. Balanced accuracy / accuracy
+over the rare classes (*few*), percent, mean ± standard deviation over seeds, of the round that
+validation chose. Bold: the best mean of a column.
 
 ```bash
 python -m benchmarks.features cifar10 cifar100 --out FOLDER
@@ -97,7 +97,7 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
     lines = [
         f"## {TITLES[letter]}",
         "",
-        f"{SAID[letter]} {so_far(letter, mine)}{smaller(mine)}",
+        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}",
         "",
         table(mine),
         "",
@@ -106,6 +106,12 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
     if len(mine) > 1 and len(shared(means)) > 2:
         lines += [ranked(letter, mine), ""]
     return "\n".join(lines)
+
+
+def tuned(letter: str) -> str:
+    """Say how each method's values were found."""
+    trials = TRIALS[letter]
+    return f"{trials} trials a method." if trials else "Nothing is tuned."
 
 
 def so_far(letter: str, cells: Mapping[str, Cell]) -> str:

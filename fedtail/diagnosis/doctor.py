@@ -341,10 +341,11 @@ def costs(
         # Methods with exchanges of their own say their volume; the others upload as FedAvg does.
         form = cast("FedAvg[Any]", method).train_form(Payload(), planned.model, classes)
         own = Volume(down=model_bytes(planned.model), up=form_bytes(form, held))
-    last = planned.finish.volume(setting.base, classes)
+    last = planned.finish.volume(setting.base, classes, bool(planned.validators))
     volumes = [own, *([] if last is None else [last])]
-    traffic = Traffic.of(volumes, chosen.rounds, planned.cohort, clients)
+    until = method.trained_rounds(planned.server(1))
+    traffic = Traffic.of(volumes, until, planned.cohort, clients)
     rounds = [record["seconds"] for record in history]
     each = min(rounds) / asked
-    trained = planned.cohort * chosen.rounds if own.down else clients
+    trained = planned.cohort * until if own.down else clients
     return (0 if traffic is None else traffic.total), each * trained * SLOWER.get(method.name, 1.0)

@@ -23,7 +23,12 @@ from fedtail.skew import count_skew, skew_form
 from fedtail.standardise import report_sums, sums_form
 from fedtail.training.blends import blends_form, count_blends
 from fedtail.training.closed_heads import ClosedHead
-from fedtail.training.feature_sums import report_feature_sums, sums_of_features_form
+from fedtail.training.feature_sums import (
+    products_form,
+    report_feature_products,
+    report_feature_sums,
+    sums_of_features_form,
+)
 from fedtail.training.priors import ClassPrior, counts_form
 from fedtail.validation import count, form_of_counts
 from fedtail.volume import Volume
@@ -185,6 +190,10 @@ class Method(Component, Generic[S]):
         """Say what the server half asks of clients, as far as protections rest on it."""
         return Asks()
 
+    def trained_rounds(self, server: Server) -> int:
+        """Return after how many rounds training ends; those after it ask nobody."""
+        return server.rounds
+
     def volume(self, model: SplitModel, classes: int, held: float) -> Volume | None:
         """Return how many bytes one client is sent and sends, where they grow with classes.
 
@@ -269,6 +278,15 @@ class Method(Component, Generic[S]):
     def feature_sums(self, payload: Payload, client: Client) -> Payload:
         """Report what the local features add up to, at a model that might be shipped."""
         return report_feature_sums(payload, client)
+
+    def feature_products_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        """Declare the product of second moments with a few directions."""
+        return products_form(task)
+
+    @action
+    def feature_products(self, payload: Payload, client: Client) -> Payload:
+        """Report what the second moments of the local features make of a few directions."""
+        return report_feature_products(payload, client)
 
     def compare_heads_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare counts by class and losses of several heads."""

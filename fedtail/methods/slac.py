@@ -11,7 +11,8 @@ A method of this library's own, made of parts that each pay by themselves:
 - the row of a class in the classifier is averaged over the clients by how many samples of the class
   they hold, and not by all their samples: who has never seen a class has no say in it;
 - at the end a class-balanced head is computed from sums of features, and mixed with the trained one
-  as does best on what clients hold out (`ClosedFormFinish`).
+  as does best on what clients hold out (`ClosedFormFinish`). What that sends is saved before: the
+  last rounds are not trained, so that no more is sent than FedAvg sends in as many rounds.
 
 The first is after Menon et al., "Long-tail Learning via Logit Adjustment", ICLR 2021.
 
@@ -21,6 +22,7 @@ FedAvg, bit by bit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -36,11 +38,12 @@ from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.heads import class_axis
 from fedtail.models.split_model import SplitModel
-from fedtail.protocol import Client, Payload, Server, Tensors, grouped
+from fedtail.protocol import Client, Exchange, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
 from fedtail.training import BatchSampler, ClassBalanced, ClassPrior, SmoothedPrior
 from fedtail.training.classifier import prefix
 from fedtail.training.closed_heads import LDA, BalancedRidge
+from fedtail.volume import model_bytes
 
 HELD = "held"
 """Beside the rows: the share of each class in a client's samples."""
@@ -57,7 +60,8 @@ class SLAC(FedAvg[ModelState]):
         "class counts and feature sums, over all clients",
     )
     traffic: ClassVar[str] = (
-        "the share of each class up; once, at the end, what `closed-form` sends in place of rounds"
+        "the share of each class up; once, at the end, what `closed-form` sends, in place of as "
+        "many rounds as that costs"
     )
 
     loss: LocalLoss = Field(
@@ -76,8 +80,13 @@ class SLAC(FedAvg[ModelState]):
         "class, or by all of them, as in FedAvg",
     )
     finish: Finish = Field(
-        ClosedFormFinish(head=LDA(), without_bias=BalancedRidge()),
+        ClosedFormFinish(head=LDA(blocks=3), without_bias=BalancedRidge(blocks=3)),
         description="the last step, where the experiment names none; none ships what was trained",
+    )
+    pays: bool = Field(
+        True,
+        description="train so many of the rounds fewer as the last step costs in bytes, but at "
+        "least half of them",
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
@@ -100,6 +109,23 @@ class SLAC(FedAvg[ModelState]):
         return super().asks()._replace(after=self.finish.asks)
 
     # Server half
+
+    def round(self, s: ModelState, server: Server) -> Exchange[ModelState]:
+        """One exchange with one cohort, unless the last step is paid for by this round."""
+        if server.round > self.trained_rounds(server):
+            yield from ()
+            return s
+        return (yield from super().round(s, server))
+
+    def trained_rounds(self, server: Server) -> int:
+        """Return after how many rounds training ends."""
+        # Whether anybody holds samples out is not known here: as if somebody did.
+        last = self.finish.volume(server.model, server.num_classes, judged=True)
+        if last is None or not self.pays:
+            return server.rounds
+        each = 2 * model_bytes(server.model) * min(server.per_round, len(server.clients))
+        saved = math.ceil(last.once * len(server.clients) / each)
+        return max(server.rounds - saved, math.ceil(server.rounds / 2))
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average by samples; rows of the classifier by samples of their class."""

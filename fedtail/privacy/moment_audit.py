@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail.engines.runtime import Clock, Runtime
+from fedtail.models.split_model import SplitModel
 from fedtail.privacy.attacks import auc
-from fedtail.protocol import Task
+from fedtail.protocol import Update
+from fedtail.reduce import reduced
 from fedtail.rng import torch_generator
 from fedtail.setting import Setting
 from fedtail.training.closed_heads import ClosedHead
@@ -27,7 +29,6 @@ from fedtail.training.feature_sums import (
     from_sketch,
     local_features,
     restored_sums,
-    sums_question,
 )
 
 ATTACKED_CLIENTS = 10
@@ -91,9 +92,8 @@ def moment_leak(
     with torch.no_grad():
         x, _ = federation.test_batch(0, UNSEEN)
         others = network.features(x).cpu().double()
-    scores = [
-        _attack(k, head, setting, runtime, tensors, others) for _, k in small[:ATTACKED_CLIENTS]
-    ]
+    said = heard(head, setting, runtime, tensors)
+    scores = [_attack(k, said[k], setting, network, others) for _, k in small[:ATTACKED_CLIENTS]]
     member, recovered, chance = (sum(each) / len(each) for each in zip(*scores, strict=True))
     return found._replace(
         small=len(small),
@@ -105,20 +105,35 @@ def moment_leak(
     )
 
 
-def _attack(
-    client: int,
-    head: ClosedHead,
-    setting: Setting,
-    runtime: Runtime,
-    tensors: Mapping[str, Tensor],
-    others: Tensor,
-) -> tuple[float, float, float]:
-    network, federation = runtime.load_tested(tensors), setting.federation
-    server = setting.server(1)
+def heard(
+    head: ClosedHead, setting: Setting, runtime: Runtime, tensors: Mapping[str, Tensor]
+) -> dict[int, FeatureSums]:
+    """Hold the exchanges of a head, and return what each client's own answers come to."""
+    network = runtime.load_tested(tensors)
     sent = {name: t for name, t in tensors.items() if name in network.names()}
-    question = sums_question(sent, network, federation.class_counts(), head.wanted, server)
-    answer = runtime.perform(Task(client, "feature_sums", question), {}, Clock(1, 1))
-    sums = restored_sums(answer.group(FEATURE_GROUP), question)
+    exchange = head.ask(sent, network, setting.server(1))
+    found: dict[int, FeatureSums] = {}
+    tasks = next(exchange)
+    while True:
+        question = tasks[0].payload
+        updates = [Update(t.client, runtime.perform(t, {}, Clock(1, 1))) for t in tasks]
+        for update in updates:
+            told, client = update.payload.group(FEATURE_GROUP), update.client
+            if tasks[0].action == "feature_sums":
+                found[client] = restored_sums(told, question)
+            elif tasks[0].action == "feature_products":
+                block = question.tensors["weigh/test"]
+                found[client] = found[client].beside(block, told["products"])
+        try:
+            tasks = exchange.send(reduced(updates, runtime.declared(tasks[0])))
+        except StopIteration:
+            return found
+
+
+def _attack(
+    client: int, sums: FeatureSums, setting: Setting, network: SplitModel, others: Tensor
+) -> tuple[float, float, float]:
+    federation = setting.federation
     real = torch.cat([h for h, _ in local_features(network, federation.client(client))])
     basis = spanned(sums)
     away = [-(h - h @ basis.T @ basis).norm(dim=1) / h.norm(dim=1) for h in (real, others)]
@@ -138,6 +153,8 @@ def second_moments(sums: FeatureSums) -> Tensor:
 def spanned(sums: FeatureSums) -> Tensor:
     """Return an orthonormal basis (n, d) of the span of a client's features."""
     n = int(sums.counts.sum())
+    if sums.test is not None:  # so many directions of it are known
+        n = min(n, sums.test.shape[1])
     vectors: Tensor = torch.linalg.eigh(second_moments(sums)).eigenvectors
     return vectors[:, -n:].T
 

@@ -13,8 +13,8 @@ log-likelihood ratios. For LDA without shrinkage t is 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -24,18 +24,38 @@ from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server, Tensors
+from fedtail.training.body import body_bytes
 from fedtail.training.classifier import named
-from fedtail.training.feature_sums import FeatureSums, Wanted, ask_feature_sums, from_sketch
+from fedtail.training.feature_sums import (
+    DOUBLE,
+    SINGLE,
+    FeatureSums,
+    Wanted,
+    ask_feature_sums,
+    block_bytes,
+    from_sketch,
+)
 from fedtail.training.federated_features import Head
-from fedtail.volume import model_bytes
 
-SKETCH = "head.rank=256 sends a sketch of the second moments, head=ncm none"
+SKETCH = "head.blocks=3 sends a sketch of the second moments, head=ncm none"
+NOISE = 1e-5
+"""Of a new direction, as a part of the largest image: what is below is rounding of float32."""
 FLAT = 1e-4
 """A deviation below this part of the largest is taken for rounding, and not blown up."""
 BELOW_MEAN = 10.0
 """How far the logit of a class that nobody holds lies below the mean of the others."""
 SUREST = 30.0
 """The largest mean distance of two classes' logits: one sample a class has no deviation at all."""
+
+RANK: Any = Field(
+    0, ge=0, description="columns of a random sketch of the second moments; 0 sends their triangle"
+)
+BLOCKS: Any = Field(
+    0,
+    ge=0,
+    description="exchanges of a sketch of the second moments that is aimed at the class means, "
+    "where that sends less than their triangle; 0 sends the triangle",
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +107,12 @@ class Standard:
         if self.test is None:
             return (image + image.T) / 2
         found = from_sketch(image, self.test)
-        # What the sketch misses is taken for the same in all directions.
-        missed = (diagonal.sum() - found.trace()).clamp(min=0) / len(found)
-        return found + missed * torch.eye(len(found)).double()
+        # It is exact along Ω; what it misses is taken for the same in all directions across.
+        along, _ = torch.linalg.qr(self.test)
+        across = torch.eye(len(found)).double() - along @ along.T
+        missed = (diagonal.sum() - found.trace()).clamp(min=0) / across.trace().clamp(min=1)
+        whole: Tensor = found + missed * across
+        return whole
 
 
 class ClosedHead(Component):
@@ -129,15 +152,21 @@ class ClosedHead(Component):
 
     def ask(self, tensors: Tensors, network: SplitModel, server: Server) -> Exchange[FeatureSums]:
         """Hold the exchanges that bring the sums."""
-        return (yield from ask_feature_sums(tensors, network, server, self.wanted))
+        bias = getattr(network.classifier, "bias", None) is not None
+        aim = partial(aimed, standardise=self.standardise, bias=bias)
+        return (yield from ask_feature_sums(tensors, network, server, self.wanted, aim))
 
     def nbytes(self, network: SplitModel, classes: int) -> int:
         """Return how many bytes go to and from one client."""
-        wanted, d = self.wanted, network.feature_dim
-        sketch = wanted.products and 0 < wanted.rank < d
-        products = (d * wanted.rank if sketch else d * (d + 1) // 2) if wanted.products else 0
-        down = model_bytes(network) + 8 * classes + (4 * products if sketch else 0)
-        return down + 16 * classes + 8 * ((classes + 2) * d + products)
+        wanted, d, body = self.wanted, network.feature_dim, body_bytes(network)
+        means = body + DOUBLE * (3 * classes + (classes + 2) * d)
+        if not wanted.products:
+            return means
+        if wanted.aims(body, d, classes):
+            return means + wanted.blocks * block_bytes(body, d, classes)
+        if 0 < wanted.rank < d:
+            return means + (SINGLE + DOUBLE) * d * wanted.rank
+        return means + DOUBLE * d * (d + 1) // 2
 
     def put(self, sums: FeatureSums, network: SplitModel) -> dict[str, Tensor]:
         """Return the head by the names of a network's classifier; nothing if nobody has samples."""
@@ -188,14 +217,13 @@ class BalancedRidge(ClosedHead):
         True, description="a class of n samples counts as any other; else all samples count alike"
     )
     rho: float = Field(1.0, gt=0, description="ρ: the penalty, in mean eigenvalues of A")
-    rank: int = Field(
-        0, ge=0, description="columns of a sketch of the second moments; 0 sends their triangle"
-    )
+    rank: int = RANK
+    blocks: int = BLOCKS
 
     @property
     def wanted(self) -> Wanted:
         """A, balanced or not."""
-        return Wanted(balanced=self.balance, rank=self.rank)
+        return Wanted(balanced=self.balance, rank=self.rank, blocks=self.blocks)
 
     def solve(self, s: Standard) -> Head:
         """Solve the normal equations."""
@@ -220,14 +248,13 @@ class LDA(ClosedHead):
     )
     shrinkage: float = Field(0.3, ge=0, le=1, description="s: of the covariance to its trace")
     shrink_means: bool = Field(True, description="shrink the means of rare classes to the centre")
-    rank: int = Field(
-        0, ge=0, description="columns of a sketch of the second moments; 0 sends their triangle"
-    )
+    rank: int = RANK
+    blocks: int = BLOCKS
 
     @property
     def wanted(self) -> Wanted:
         """Second moments over all samples."""
-        return Wanted(rank=self.rank)
+        return Wanted(rank=self.rank, blocks=self.blocks)
 
     def solve(self, s: Standard) -> Head:
         """Return Gaussian discriminants."""
@@ -287,6 +314,27 @@ def standardised(sums: FeatureSums, shift: Tensor, scale: Tensor) -> Standard:
         # A z-space Ω is σ Ω; the identity stays what it is, and the columns are scaled as the rows.
         image, test = (image / scale, None) if test is None else (image, test * scale[:, None])
     return Standard(counts, means, weights * counts, energies.clamp(min=0), image, test)
+
+
+def aimed(sums: FeatureSums, standardise: bool, bias: bool) -> Tensor:
+    """Return the next columns of Ω for features as they are: at most one a class.
+
+    The first span the class means of z, those after them what A makes of the last ones: solving
+    A W = [μ_1 … μ_L] on these is what as many steps of block conjugate gradients do.
+    """
+    shift, scale = frame(sums, standardise, bias)
+    s = standardised(sums, shift, scale)
+    if s.image is None or s.test is None:
+        new, along = s.means.T, s.means.new_zeros(len(shift), 0)
+    else:
+        new, (along, _) = s.image, torch.linalg.qr(s.test)
+    size = torch.linalg.matrix_norm(new, 2)
+    for _ in range(2):  # once leaves what rounding put back
+        new = new - along @ (along.T @ new)
+    directions, sizes, _ = torch.linalg.svd(new, full_matrices=False)
+    kept = int((sizes[: len(s.counts)] > NOISE * size).sum())
+    block: Tensor = directions[:, :kept] / scale[:, None]
+    return block
 
 
 def likelihood_scale(weight: Tensor, s: Standard) -> float:

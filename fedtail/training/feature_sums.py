@@ -11,12 +11,17 @@ the product with a random matrix Ω of r columns is sent in their place. It is l
 adds up as well, and A = Σ p h hᵀ is approximated by (A Ω) (Ωᵀ A Ω)⁺ (A Ω)ᵀ, which is exact if A has
 at most rank r (Tropp, Yurtsever, Udell, Cevher, "Fixed-Rank Approximation of a
 Positive-Semidefinite Matrix from Streaming Data", NIPS 2017).
+
+Ω can be aimed, too, in blocks of one exchange each, of which every one is chosen by what the last
+one brought (`closed_heads.aimed`). A head needs A only where it acts on class means, and a few
+aimed columns know more of that than hundreds of random ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,8 +29,9 @@ from torch import Tensor
 
 from fedtail.data.federation import ClientData
 from fedtail.forms import Form, Like, Total
-from fedtail.models.split_model import SplitModel, load_tested
-from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors, grouped
+from fedtail.models.split_model import SplitModel
+from fedtail.protocol import Client, ClientId, Exchange, Payload, Server, Task, Tensors, grouped
+from fedtail.training.body import body_bytes, body_of, load_body
 
 FEATURE_GROUP = "features"
 """The group of tensors that is added up."""
@@ -33,6 +39,13 @@ FEATURES_AT_ONCE = 500
 """Samples that are given to the network at a time."""
 TINY = 1e-12
 """Of an eigenvalue, as a part of the largest: what is below is rounding."""
+SINGLE, DOUBLE = 4, 8
+"""Bytes of a number: of a block of Ω and what it brings, and of all else."""
+
+
+def block_bytes(body: int, width: int, classes: int) -> int:
+    """Return the bytes to and from one client for a block of Ω, with a column a class."""
+    return body + DOUBLE * classes + 2 * SINGLE * width * classes
 
 
 class Wanted(NamedTuple):
@@ -45,12 +58,20 @@ class Wanted(NamedTuple):
     balanced
         Whether the samples of a class weigh 1 / n_c, so that all classes count the same.
     rank
-        How many columns Ω has; 0 for the whole matrix.
+        How many columns a random Ω has; 0 for the whole matrix.
+    blocks
+        How many exchanges an aimed Ω is made in, where that sends less than the whole matrix.
     """
 
     products: bool = True
     balanced: bool = False
     rank: int = 0
+    blocks: int = 0
+
+    def aims(self, body: int, width: int, classes: int) -> bool:
+        """Whether Ω is aimed, with so many bytes of a network that features are computed by."""
+        whole = DOUBLE * width * (width + 1) // 2
+        return self.products and 0 < self.blocks * block_bytes(body, width, classes) < whole
 
 
 class FeatureSums(NamedTuple):
@@ -89,14 +110,25 @@ class FeatureSums(NamedTuple):
         """Which classes somebody holds, (C,)."""
         return self.counts > 0
 
+    def beside(self, block: Tensor, image: Tensor) -> FeatureSums:
+        """Return the same with more columns of Ω and of A Ω."""
+        old = [] if self.image is None or self.test is None else [(self.test, self.image)]
+        pairs = [*old, (block.double(), image.double())]
+        test, seen = (torch.cat(each, dim=1) for each in zip(*pairs, strict=True))
+        return self._replace(test=test, image=seen)
+
+
+Aim = Callable[[FeatureSums], Tensor]
+"""From what is known to the next columns of Ω, (d, m); none are left where m = 0."""
+
 
 # Server half
 
 
 def ask_feature_sums(
-    tensors: Tensors, network: SplitModel, server: Server, wanted: Wanted
+    tensors: Tensors, network: SplitModel, server: Server, wanted: Wanted, aim: Aim | None = None
 ) -> Exchange[FeatureSums]:
-    """Hold the two exchanges with every client.
+    """Hold the two exchanges with every client, and those of an aimed Ω.
 
     Parameters
     ----------
@@ -106,13 +138,37 @@ def ask_feature_sums(
         Whose clients are asked.
     wanted
         Which second moments.
+    aim
+        Chooses the blocks of an aimed Ω; without it there are none.
     """
     found = yield [Task(client, "class_totals", Payload()) for client in server.clients]
     counts = found["counts"]["classes"].long()
-    question = sums_question(tensors, network, counts, wanted, server)
+    aims = aim is not None and wanted.aims(body_bytes(network), network.feature_dim, len(counts))
+    at_once = wanted._replace(products=False) if aims else wanted
+    question = sums_question(tensors, network, counts, at_once, server)
     # Whose counts are not in n_c would bring parts of other means.
     found = yield [Task(client, "feature_sums", question) for client in found.clients]
-    return restored_sums(found[FEATURE_GROUP], question)._replace(clients=len(found.clients))
+    told, clients = found[FEATURE_GROUP], found.clients
+    sums = restored_sums(told, question)._replace(clients=len(clients))
+    if aim is not None and aims and bool(sums.held.any()):
+        sums = yield from ask_blocks(sums, question, clients, wanted.blocks, aim)
+    return sums
+
+
+def ask_blocks(
+    sums: FeatureSums, question: Payload, clients: Sequence[ClientId], blocks: int, aim: Aim
+) -> Exchange[FeatureSums]:
+    """Return the sums with an aimed Ω and its image, block by block."""
+    for _ in range(blocks):
+        block = aim(sums).float()
+        if not block.shape[1]:
+            break
+        asked = aimed_at(question, block)
+        found = yield [Task(client, "feature_products", asked) for client in clients]
+        if found.clients != clients:
+            break  # the A of fewer clients is another one: what is known has to do
+        sums = sums.beside(block, found[FEATURE_GROUP]["products"])
+    return sums
 
 
 def sums_question(
@@ -124,7 +180,12 @@ def sums_question(
         draw = server.generator("feature products")
         told["weigh/test"] = torch.randn(d, wanted.rank, generator=draw)
     facts = {"width": d, "products": int(wanted.products), "balanced": int(wanted.balanced)}
-    return Payload({**grouped("model", tensors), **told}, facts)
+    return Payload({**grouped("model", body_of(tensors, network)), **told}, facts)
+
+
+def aimed_at(question: Payload, block: Tensor) -> Payload:
+    """Return the same question about one block of Ω alone."""
+    return replace(question, tensors={**question.tensors, "weigh/test": block})
 
 
 def restored_sums(told: Tensors, question: Payload) -> FeatureSums:
@@ -197,9 +258,26 @@ def sums_of_features_form(task: Payload, classes: int) -> Form:
     return Form().group(FEATURE_GROUP, looks, Total())
 
 
+def products_form(task: Payload) -> Form:
+    """Declare the answer about one block of Ω."""
+    shape = tuple(task.tensors["weigh/test"].shape)
+    return Form().group(FEATURE_GROUP, {"products": Like(shape, torch.float32)}, Total())
+
+
+def report_feature_products(payload: Payload, client: Client) -> Payload:
+    """Answer with the client's part of A Ω, for one block of Ω."""
+    told = payload.group("weigh")
+    _, across = sample_weights(told["counts"], bool(payload.scalars["balanced"]))
+    test = told["test"].double()
+    image = torch.zeros_like(test)
+    for h, y in local_features(load_body(payload, client), client.data):
+        image += (h * across[y, None]).T @ (h @ test)
+    return Payload(grouped(FEATURE_GROUP, {"products": image.float()}))
+
+
 def report_feature_sums(payload: Payload, client: Client) -> Payload:
     """Answer on the client, at the received model, which would be shipped."""
-    network = load_tested(payload.group("model"), client.model, client.base or client.model)
+    network = load_body(payload, client)
     told, d = payload.group("weigh"), int(payload.scalars["width"])
     inside, across = sample_weights(told["counts"], bool(payload.scalars["balanced"]))
     test = told["test"].double() if "test" in told else None

@@ -70,17 +70,17 @@ def test_rounds_after_the_first_ask_nobody() -> None:
 
 
 def test_what_travels() -> None:
-    # Down: nothing, and then the classifier (12·5 + 5 float32), five counts and three numbers. Up:
-    # five counts twice, and 5·12 + 2·12 + 12·13/2 float64.
+    # Down: nothing, and then five counts and three numbers: there is nothing below the classifier.
+    # Up: five counts twice, and 5·12 + 2·12 + 12·13/2 float64.
     record = run(experiment()).history[0]
-    assert record["bytes_down"] == 6 * (65 * 4 + 5 * 8 + 3 * 8)
+    assert record["bytes_down"] == 6 * (5 * 8 + 3 * 8)
     assert record["bytes_up"] == 6 * (2 * 5 * 8 + (60 + 24 + 78) * 8)
     # Without products; and with a sketch of four columns, which goes down as float32.
     assert run(experiment("ncm")).history[0]["bytes_up"] == 6 * (80 + 84 * 8)
     sketched = ClosedForm.model_validate({"head": {"name": "ridge", "rank": 4}})
     record = run(experiment(method=sketched)).history[0]
     assert record["bytes_up"] == 6 * (80 + (84 + 12 * 4) * 8)
-    assert record["bytes_down"] == 6 * (65 * 4 + 64 + 12 * 4 * 4)
+    assert record["bytes_down"] == 6 * (64 + 12 * 4 * 4)
 
 
 def test_a_client_that_was_lost_is_asked_again() -> None:

@@ -218,7 +218,8 @@ def test_the_prior_is_told_with_the_model() -> None:
 
 
 def test_what_a_task_may_name() -> None:
-    asked_by_runs = {"assess", "input_sums", "class_totals", "feature_sums", "compare_heads"}
+    features = {"class_totals", "feature_sums", "feature_products", "compare_heads"}
+    asked_by_runs = {"assess", "input_sums", *features}
     asked_by_runs |= {"count_deviation"}
     assert FedAvg.actions() == {"train", "inform"} | asked_by_runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from fedtail import (
     BSM,
     SLAC,
+    Arrays,
     BalancedSoftmax,
     ClosedFormFinish,
     CrossEntropy,
+    Experiment,
     FedAvg,
     FedtailError,
     GlobalPrior,
@@ -85,7 +88,7 @@ def test_without_tau_it_is_fedavg() -> None:
 
 def test_the_last_step_is_the_runs_own() -> None:
     # The same step, brought by the method or named by the experiment; named, it goes before.
-    own = SLAC(local=tiny.quick())
+    own = SLAC(local=tiny.quick(), pays=False)
     bare = own.but(finish=NoFinish())
     held = {"validation": Validation(share=0.5)}
     brought = tiny_run(own, **held)
@@ -243,6 +246,48 @@ def test_one_number_a_class_more_than_fedavg() -> None:
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine["bytes_down"] == theirs["bytes_down"]
         assert mine["bytes_up"] - theirs["bytes_up"] == 4 * tiny.CLASSES * len(mine["clients"])
+
+
+def test_the_last_rounds_pay_for_the_last_step() -> None:
+    # A head of 40 features and 4 classes alone: 164 numbers, 656 bytes down and as many up, for a
+    # cohort of 2 of 6 clients 2,624 a round. The last step sends a client no body; 4 counts down
+    # and twice up, 4·40 + 2·40 means and squares, all of 8 bytes: 2,016. Three blocks are 4 counts
+    # and 2·40·4 numbers of 4 bytes, 1,312 each, less than the triangle's 6,560. Of two heads a
+    # mixture is chosen: 2·656. In all 7,264 for each of 6 clients, 16.6 rounds.
+    model = SplitModel(nn.Sequential(nn.Linear(40, 4)))
+    server = tiny.server(model, 6, num_classes=4, per_round=2, rounds=50)
+    assert SLAC().trained_rounds(server) == 50 - 17
+    assert SLAC(pays=False).trained_rounds(server) == 50
+    assert SLAC(finish=NoFinish()).trained_rounds(server) == 50
+    # At least half of the rounds are trained.
+    assert SLAC().trained_rounds(replace(server, rounds=15)) == 8
+
+
+def wide(method: Method[Any], **fields: Any) -> Result:
+    """Run on 40 features of 120 samples, a head alone."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(120) % 4
+    x = torch.randn(120, 40, generator=draw) + 3 * torch.eye(4).repeat(1, 10)[y]
+    data = Arrays(x, y, x, y, classes=tuple("abcd"), normalisation="none")
+    head = nn.Linear(40, 4)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    chosen: dict[str, Any] = {"clients": 6, "per_round": 2, "rounds": 40, "eval_every": 20}
+    chosen |= {"partition": "iid", "device": "cpu", "validation": {"share": 0.2}, **fields}
+    return run(Experiment(data=data, model=head, method=method, **chosen))
+
+
+def sent(result: Result) -> int:
+    return sum(record["bytes_up"] + record["bytes_down"] for record in result.history)
+
+
+def test_it_sends_no_more_than_fedavg() -> None:
+    ours = wide(SLAC(local=tiny.quick()))
+    idle = [record["round"] for record in ours.history if not record["clients"]]
+    assert idle == list(range(24, 41))  # 17 rounds; the last one has the last step
+    fedavg = sent(wide(FedAvg(local=tiny.quick())))
+    assert 0.95 * fedavg < sent(ours) <= fedavg
+    assert sent(wide(SLAC(local=tiny.quick(), pays=False))) > 1.3 * fedavg
 
 
 def test_privacy_refuses_the_last_step_and_nothing_else() -> None:

@@ -13,7 +13,7 @@ from closing import asked, identity
 from command_line import fedtail
 
 from fedtail import ClosedForm, Experiment, run
-from fedtail.privacy.moment_audit import moment_leak, recovered, spanned
+from fedtail.privacy.moment_audit import heard, moment_leak, recovered, spanned
 from fedtail.setting import prepare
 from fedtail.training.feature_sums import Wanted
 
@@ -76,6 +76,23 @@ def test_small_clients_of_a_real_run_are_seen_through() -> None:
     assert leak.members == pytest.approx(1.0)
     assert leak.recovered is not None and leak.chance is not None
     assert leak.recovered > leak.chance + 0.2
+
+
+def test_an_aimed_sketch_shows_who_is_in_it_where_a_client_has_few_samples() -> None:
+    # One block of ten columns: all directions of clients with up to nine or ten samples.
+    made = digits(method=ClosedForm.model_validate({"head": {"name": "ridge", "blocks": 1}}))
+    result, setting = run(made), prepare(made)
+    head = setting.method.closed_head()
+    assert head is not None
+    said = heard(head, setting, setting.runtime(), result.tensors)
+    assert all(sums.test is not None and sums.test.shape[1] <= 10 for sums in said.values())
+    leak = moment_leak(setting, setting.runtime(), result.tensors)
+    exact = digits()
+    other, whole = run(exact), prepare(exact)
+    known = moment_leak(whole, whole.runtime(), other.tensors)
+    assert leak is not None and known is not None
+    assert leak.members is not None and known.members is not None
+    assert 0.6 < leak.members <= known.members
 
 
 def test_without_second_moments_only_single_samples_are_seen() -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 from fedtail import ClosedHead, FedtailError
 from fedtail.models import SplitModel
 from fedtail.models.heads import CosineHead
+from fedtail.training.closed_heads import Standard, aimed, frame, standardised
+from fedtail.training.feature_sums import FeatureSums, Wanted
 from fedtail.training.federated_features import Head
 
 LINE = [[0.0], [4.0], [-2.0]]  # class 0 has mean 2, class 1 one sample
@@ -194,6 +196,88 @@ def test_a_sketch_that_is_wide_enough_changes_little(name: str) -> None:
     assert float((wide - exact).abs().max()) < 1e-5 * float(exact.abs().max())
     narrow = head_of(make(name, rank=2), x.tolist(), y.tolist(), classes=4).weight
     assert bool(torch.isfinite(narrow).all())
+
+
+def test_what_a_sketch_misses_lies_across_it() -> None:
+    # A = diag(4, 3, 2) and Ω = e₁ see 4 of the trace of 9: 5 are left for e₂ and e₃.
+    a = torch.diag(torch.tensor([4.0, 3.0, 2.0]).double())
+    test = torch.tensor([[2.0], [0.0], [0.0]]).double()
+    s = Standard(
+        counts=torch.tensor([1.0]).double(),
+        means=torch.zeros(1, 3).double(),
+        weights=torch.ones(1).double(),
+        energies=a.diagonal(),
+        image=a @ test,
+        test=test,
+    )
+    assert torch.allclose(s.moments, torch.diag(torch.tensor([4.0, 2.5, 2.5]).double()))
+
+
+# Three classes in ten features, of which A mixes each with the next one.
+def chained() -> tuple[list[list[float]], list[int]]:
+    draw = np.random.default_rng(3)
+    y = np.repeat(np.arange(3), 40)
+    x = draw.normal(size=(120, 10))
+    x[:, 1:] += 0.8 * x[:, :-1]
+    x[np.arange(120), y] += 2.0
+    return x.tolist(), y.tolist()
+
+
+def aimed_sums(blocks: int) -> tuple[FeatureSums, list[int]]:
+    """Return the sums with so many blocks, and the width of each."""
+    x, y = chained()
+    widths: list[int] = []
+
+    def aim(sums: FeatureSums) -> Tensor:
+        block = aimed(sums, standardise=True, bias=True)
+        widths.append(block.shape[1])
+        return block
+
+    data = tiny.federation(x, y, [range(60), range(60, 120)], classes=3)
+    # More features than that, so that blocks are less than the triangle, would hide the end.
+    wanted = Wanted(blocks=blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wanted, "aims", lambda *_: True)
+        return asked(identity(10, 3), data, wanted, aim), widths
+
+
+def test_the_first_block_spans_the_class_means_and_others_what_comes_of_them() -> None:
+    sums, widths = aimed_sums(2)
+    assert sums.test is not None and sums.image is not None
+    # Means of standardised features add up to zero: two directions of three classes.
+    assert widths == [2, 2]
+    shift, scale = frame(sums, True, True)
+    s = standardised(sums, shift, scale)
+    directions = sums.test * scale[:, None]
+    assert torch.allclose(directions.T @ directions, torch.eye(4).double(), atol=1e-6)
+    first, second = directions[:, :2], directions[:, 2:]
+    assert torch.allclose(first @ (first.T @ s.means.T), s.means.T, atol=1e-6)
+    x = (torch.tensor(chained()[0]).double() - shift) / scale
+    a = x.T @ x / 120
+    left = a @ first - first @ (first.T @ a @ first)
+    assert torch.allclose(second @ (second.T @ left), left, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ridge", "lda"])
+def test_with_every_block_an_aimed_head_gets_closer_to_the_exact_one(name: str) -> None:
+    x, y = chained()
+    chosen = make(name, balance=False) if name == "ridge" else make(name, shrink_means=False)
+    exact = head_of(chosen, x, y, classes=3)
+    apart = []
+    for blocks in range(1, 6):
+        weight = chosen.head(aimed_sums(blocks)[0]).weight
+        # Only differences of classes are solved for.
+        gap = (weight - weight.mean(0)) - (exact.weight - exact.weight.mean(0))
+        apart.append(float(gap.norm() / exact.weight.norm()))
+    # Five blocks of two are all ten directions; the images are of float32.
+    assert apart[0] > apart[1] > apart[2] > apart[4]
+    assert apart[4] < 1e-5
+
+
+def test_no_block_is_asked_for_where_all_directions_are_known() -> None:
+    sums, widths = aimed_sums(9)
+    assert widths == [2, 2, 2, 2, 2, 0]
+    assert sums.test is not None and sums.test.shape == (10, 10)
 
 
 @pytest.mark.parametrize("bias", [True, False])

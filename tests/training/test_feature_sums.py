@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import tiny
 import torch
-from closing import asked, identity, question
+from closing import answered, asked, identity, question
+from torch import Tensor
 
 from fedtail import ClosedForm
 from fedtail.forms import defect
 from fedtail.protocol import Payload
-from fedtail.training.feature_sums import Wanted, from_sketch, sample_weights, whole
+from fedtail.training.feature_sums import (
+    FeatureSums,
+    Wanted,
+    aimed_at,
+    ask_feature_sums,
+    block_bytes,
+    from_sketch,
+    sample_weights,
+    whole,
+)
 
 # Two classes of three, two clients and one without samples.
 X = [[1.0, 0.0], [3.0, 2.0], [0.0, 2.0], [0.0, 4.0]]
@@ -85,6 +95,68 @@ def test_clients_send_a_sketch_of_any_width() -> None:
     assert torch.allclose(from_sketch(sums.image, sums.test), exact.image, rtol=0, atol=1e-9)
     # From the width on, the triangle is less.
     assert asked(identity(6, 2), data, Wanted(rank=6)).test is None
+
+
+def test_an_aimed_block_is_answered_in_single_precision() -> None:
+    # Client 0 holds (1, 0) and (3, 2) of class 0 and (0, 2) of class 1: Σ h hᵀ / 4 is
+    # (10, 6; 6, 8) / 4, times Ω = (1, 1)ᵀ / 2 that is (2, 1.75).
+    model, block = identity(2, 3), torch.tensor([[0.5], [0.5]])
+    task = aimed_at(question(model, [2, 2, 0], products=False), block)
+    sent = ClosedForm().feature_products(task, tiny.client(DATA, 0, model))
+    found = sent.tensors["features/products"]
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[2.0], [1.75]]
+    assert defect(sent, ClosedForm().feature_products_form(task, model, 3), 3) == ""
+
+
+def test_an_aimed_sketch_is_asked_for_where_it_is_less_than_the_triangle() -> None:
+    # 40 features: 8·40·41/2 = 6,560 bytes. A block of 4 classes is 2·4·40·4 and 4 counts: 1,312.
+    assert block_bytes(0, 40, 4) == 1312
+    assert Wanted(blocks=4).aims(0, 40, 4)  # 5,248
+    assert not Wanted(blocks=5).aims(0, 40, 4)  # 6,560
+    assert not Wanted(blocks=4).aims(328, 40, 4)  # with a body of 328 bytes, as many
+    assert not Wanted(blocks=0).aims(0, 40, 4)
+    assert not Wanted(products=False, blocks=1).aims(0, 40, 4)
+
+
+def held(blocks: int, lost: int | None = None) -> tuple[FeatureSums, list[str]]:
+    """Ask two clients with 40 features; client 1 may be lost from an exchange on."""
+    x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
+    data = tiny.federation(x.tolist(), [0, 1] * 6, [range(6), range(6, 12)], classes=2)
+    model, actions = identity(40, 2), []
+
+    def aim(sums: FeatureSums) -> Tensor:
+        known = 0 if sums.test is None else sums.test.shape[1]
+        return torch.eye(40)[:, known : known + 2]
+
+    server = tiny.server(model, 2, num_classes=2)
+    exchange = ask_feature_sums(model.tensors(), model, server, Wanted(blocks=blocks), aim)
+    tasks = next(exchange)
+    while True:
+        actions.append(tasks[0].action)
+        few = tasks[:1] if lost is not None and len(actions) > lost else tasks
+        try:
+            tasks = exchange.send(answered(few, data, model))
+        except StopIteration as stop:
+            sums: FeatureSums = stop.value
+            return sums, actions
+
+
+def test_blocks_are_asked_for_one_after_the_other() -> None:
+    sums, actions = held(3)
+    assert actions == ["class_totals", "feature_sums", *["feature_products"] * 3]
+    assert sums.test is not None and torch.equal(sums.test, torch.eye(40)[:, :6].double())
+    x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0)).double()
+    assert sums.image is not None
+    assert torch.allclose(sums.image, (x.T @ x / 12)[:, :6], rtol=0, atol=1e-6)
+
+
+def test_a_client_that_is_lost_ends_the_blocks() -> None:
+    sums, actions = held(3, lost=3)
+    assert actions.count("feature_products") == 2
+    assert sums.image is not None and sums.image.shape == (40, 2)
+    sums, _ = held(3, lost=2)
+    assert sums.image is None
 
 
 def test_an_answer_of_another_form_is_refused() -> None:
