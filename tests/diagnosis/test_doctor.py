@@ -95,7 +95,7 @@ def test_a_head_alone_is_trained_and_computed() -> None:
     assert diagnosis.signals["drift_body"].verdict == "unknown"
     # A round: the model down and up, with the share of each class and two numbers. At the end: C
     # counts down; up 2 C counts, (C + 2) d sums and d (d + 1) / 2 products; two heads to choose a
-    # mixture of. That is 3,056 bytes, and a round's models are 1,040: three of the rounds are saved.
+    # mixture of. That is 3,056 bytes, and a round has models of 1,040: three rounds are saved.
     c, d = blobs.CLASSES, blobs.WIDTH
     model = 4 * (c * d + c)
     once = 8 * c + 16 * c + 8 * ((c + 2) * d + d * (d + 1) // 2) + 2 * model
