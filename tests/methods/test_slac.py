@@ -290,6 +290,15 @@ def test_it_sends_no_more_than_fedavg() -> None:
     assert sent(wide(SLAC(local=tiny.quick(), pays=False))) > 1.3 * fedavg
 
 
+def test_blocks_are_the_same_in_worker_processes_and_in_secure_sums() -> None:
+    plain = wide(SLAC(local=tiny.quick()), rounds=4)
+    assert wide(SLAC(local=tiny.quick()), rounds=4, workers=2).digest == plain.digest
+    # Masked sums are of fixed-point numbers: 1e-6 of the largest.
+    masked = wide(SLAC(local=tiny.quick()), rounds=4, secure=True)
+    for name, tensor in plain.tensors.items():
+        torch.testing.assert_close(masked.tensors[name], tensor, rtol=1e-4, atol=1e-4)
+
+
 def test_privacy_refuses_the_last_step_and_nothing_else() -> None:
     private = {"privacy": {"epsilon": 5.0, "clip": 1.0, "simulated": True}}
     with pytest.raises(ValueError, match="closed-form"):
