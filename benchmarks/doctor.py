@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ def canonical(words: str) -> Method[Any]:
     return Method.model_validate(method)
 
 
-def place(methods: tuple[str, ...], scores: Mapping[str, float]) -> tuple[str, int] | None:
+def place(methods: Sequence[str], scores: Mapping[str, float]) -> tuple[str, int] | None:
     """Return which of the recommended methods was measured first, and its rank; 1 is best."""
     known: dict[str, Method[Any]] = {}
     for words in scores:
@@ -104,20 +104,27 @@ def place(methods: tuple[str, ...], scores: Mapping[str, float]) -> tuple[str, i
 
 def judged(cell: Cell, found: Diagnosis) -> dict[str, Any]:
     """Return what was recommended in a cell, and how it did there."""
-    ranked = place(found.methods, cell.scores)
     signals = {key: signal.estimate.value for key, signal in found.signals.items()}
+    return {
+        "rule": found.rule,
+        "recommended": list(found.methods),
+        **ranked(cell, found.methods),
+        "doubts": dict(found.doubts),
+        "signals": {k: None if v is None else round(v, 4) for k, v in signals.items()},
+    }
+
+
+def ranked(cell: Cell, methods: Sequence[str]) -> dict[str, Any]:
+    """Return how the first of the recommended methods that was measured did in a cell."""
+    found = place(methods, cell.scores)
     best = sorted(cell.scores, key=lambda words: -cell.scores[words])[:2]
     return {
         "methods": len(cell.scores),
-        "rule": found.rule,
-        "recommended": list(found.methods),
-        "measured": None if ranked is None else ranked[0],
-        "rank": None if ranked is None else ranked[1],
-        "score": None if ranked is None else round(cell.scores[ranked[0]], 2),
+        "measured": None if found is None else found[0],
+        "rank": None if found is None else found[1],
+        "score": None if found is None else round(cell.scores[found[0]], 2),
         "best": {words: round(cell.scores[words], 2) for words in best},
         "fedavg": round(cell.scores["fedavg"], 2) if "fedavg" in cell.scores else None,
-        "doubts": dict(found.doubts),
-        "signals": {k: None if v is None else round(v, 4) for k, v in signals.items()},
     }
 
 
@@ -168,6 +175,9 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", help="a cell, others stay as they are; repeat the flag"
     )
+    parser.add_argument(
+        "--ranks", action="store_true", help="rank what was said before by the scores of today"
+    )
     arguments = parser.parse_args()
     path = RESULTS / "doctor.json"
     found: dict[str, Any] = (
@@ -176,6 +186,10 @@ def main() -> None:
     asked: dict[str, Diagnosis] = {}
     for cell in cells(arguments.comparison):
         if arguments.only and cell.name not in arguments.only:
+            continue
+        if arguments.ranks and cell.name in found:
+            known = found[cell.name]
+            found[cell.name] = {**known, **ranked(cell, known["recommended"])}
             continue
         key = json.dumps(cell.plain, sort_keys=True)
         try:
@@ -186,6 +200,8 @@ def main() -> None:
             continue
         found[cell.name] = judged(cell, asked[key])
         print(cell.name, {k: found[cell.name][k] for k in ("measured", "rank")}, flush=True)
+    names = {cell.name for cell in cells(arguments.comparison)}
+    found = {name: cell for name, cell in found.items() if name in names}
     save("doctor", {"summary": summary(found), "cells": found})
     print(table(found))
 

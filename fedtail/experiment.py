@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
 from fedtail.finish import Finish, NoFinish, refuse_private
-from fedtail.methods import FedAvg, Method
+from fedtail.methods import SLAC, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 from fedtail.models.trained import checked_choice
@@ -45,7 +46,7 @@ class Experiment(Config):
     fields of its own, written ``section.field=value`` on the command line.
     """
 
-    method: Method[Any] = Field(FedAvg(), description="what is trained, and how")
+    method: Method[Any] = Field(SLAC(), description="what is trained, and how")
     data: Source = Field(Digits(), description="where the samples come from")
     model: Any = Field(None, description="the network; by default one that fits the data")
     head: Literal["own", "cosine"] = Field(
@@ -191,6 +192,27 @@ class Experiment(Config):
         others = {key: value for key, value in plain.items() if key != "data"}
         merged = {**section, "share": data["validation"]}
         return {**others, **({"data": rest} if rest else {}), "validation": merged}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unnamed_method(cls, plain: Any) -> Any:
+        """Switch off what goes with neither privacy nor robust means, where no method is named.
+
+        The budget covers no last step; and a median of rows that most of the cohort does not hold
+        is none.
+        """
+        told = plain.get("method", {}) if isinstance(plain, Mapping) else ""
+        if not isinstance(told, Mapping) or "name" in told:
+            return plain
+        epsilon = _at(plain, "privacy.epsilon")
+        private = isinstance(epsilon, int | float) and math.isfinite(epsilon)
+        off = {"finish": "none"} if private else {}
+        robust = plain.get("robust", "none")
+        if (robust if isinstance(robust, str) else _at(robust, "name")) not in ("none", None):
+            off |= {"rows": "samples"}
+        default = cls.model_fields["method"].default
+        whole = {**fields_of(default), **off, **told, "name": default.name}
+        return {**plain, "method": whole} if off else plain
 
     @field_validator("validation", mode="before")
     @classmethod
@@ -388,7 +410,7 @@ def made_in_python(plain: Mapping[str, Any]) -> list[str]:
 
 def _at(plain: Any, path: str) -> Any:
     for key in path.split("."):
-        plain = plain.get(key) if isinstance(plain, Mapping) else None
+        plain = plain.get(key) if isinstance(plain, Mapping) else getattr(plain, key, None)
     return plain
 
 

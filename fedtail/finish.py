@@ -101,6 +101,10 @@ class ClosedFormFinish(Finish):
     without_bias: ClosedHead | None = Field(
         None, description="the same for a classifier without a bias, where the head needs one"
     )
+    required: bool = Field(
+        True,
+        description="refuse a classifier that cannot carry the head; false ships what was trained",
+    )
     blend: Literal["validation", "none"] = Field(
         "validation",
         description="mix it with the trained head as does best on what clients hold out, if they "
@@ -113,14 +117,26 @@ class ClosedFormFinish(Finish):
 
     def volume(self, network: SplitModel, classes: int, judged: bool) -> Volume | None:
         """Count the sums of all clients, and the two heads of which they choose a mixture, once."""
+        if not self.carried_by(network):
+            return None
         sums = self.head_of(network).nbytes(network, classes)
         heads = model_bytes(network) + SINGLE * classes * (network.feature_dim + 1)
         chosen = heads if judged and self.blend == "validation" else 0
         return Volume(once=sums + chosen, less=f"finish.{SKETCH}")
 
     def check(self, network: SplitModel) -> None:
-        """Refuse a classifier that cannot carry the head."""
-        self.head_of(network).carried_by(network)
+        """Refuse a classifier that cannot carry the head, if it has to."""
+        self.carried_by(network)
+
+    def carried_by(self, network: SplitModel) -> bool:
+        """Whether a network's classifier can carry the head."""
+        try:
+            self.head_of(network).carried_by(network)
+        except FedtailError:
+            if self.required:
+                raise
+            return False
+        return True
 
     def head_of(self, network: SplitModel) -> ClosedHead:
         """Return how the head of a network is computed."""
@@ -133,6 +149,8 @@ class ClosedFormFinish(Finish):
         self, model: Model, network: SplitModel, server: Server, jury: Jury
     ) -> Exchange[Model]:
         """Compute the head, and let those who hold samples out choose how much of it is taken."""
+        if not self.carried_by(network):
+            return model
         head = self.head_of(network)
         sums = yield from head.ask(model, network, server)
         found = head.put(sums, network)

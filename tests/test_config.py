@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from pydantic import Field
 
-from fedtail import Experiment, FedAvg, FedAvgM, LocalTraining, Source
+from fedtail import SLAC, Experiment, FedAvg, FedAvgM, LocalTraining, Source
 from fedtail.config import Component, Config, Registry
 from fedtail.data.longtail import Exponential, NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
@@ -144,7 +144,7 @@ def test_a_table_without_a_name_stands_for_the_default_component() -> None:
     tables = {"partition": {"alpha": 0.1}, "method": {"server_optimizer": {"lr": 0.5}}}
     made = Experiment.model_validate(tables)
     assert made.partition == Dirichlet(alpha=0.1)
-    assert made.method == FedAvg(server_optimizer=ServerSGD(lr=0.5))
+    assert made.method == SLAC(server_optimizer=ServerSGD(lr=0.5))
 
 
 def test_a_table_without_a_name_deep_inside_stands_for_the_default_component() -> None:

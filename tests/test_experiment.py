@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from fedtail import (
     IID,
+    SLAC,
     CReFF,
     Dirichlet,
     Experiment,
@@ -20,8 +22,11 @@ from fedtail import (
     FedAvg,
     FedtailError,
     LocalTraining,
+    NoFinish,
+    Privacy,
     run,
 )
+from fedtail.engines.robust import Median
 from fedtail.experiment import (
     load_experiment,
     make_experiment,
@@ -66,8 +71,23 @@ def test_the_default_experiment_survives_toml() -> None:
     assert make_experiment(tomllib.loads(Experiment().to_toml())) == Experiment()
 
 
+def test_who_names_no_method_gets_slac_as_far_as_the_rest_allows() -> None:
+    assert Experiment().method == SLAC()
+    assert make_experiment({"method": {"local": {"lr": 0.5}}}).method == SLAC(local={"lr": 0.5})
+    # The budget covers no last step, and most of a cohort may not hold a class.
+    private = make_experiment({"privacy": {"epsilon": 8.0}}).method
+    assert private == SLAC(finish=NoFinish()) == Experiment(privacy=Privacy(epsilon=8.0)).method
+    assert make_experiment({"privacy": {"epsilon": math.inf}}).method == SLAC()
+    for robust in ("median", {"name": "median"}, Median()):
+        assert Experiment(robust=robust).method == SLAC(rows="samples")
+    assert Experiment(robust="none").method == SLAC()
+    # Who names it is told.
+    with pytest.raises(FedtailError, match="closed-form"):
+        make_experiment({"method": "slac", "privacy": {"epsilon": 8.0}})
+
+
 def test_what_a_run_is_called() -> None:
-    assert Experiment(seed=3).title == "digits-fedavg-seed3"
+    assert Experiment(seed=3).title == "digits-slac-seed3"
     assert Experiment(name="mine").title == "mine"
 
 

@@ -31,11 +31,11 @@ VIEW_COLUMNS = (
 )
 EXAMPLES = """Examples:
 
-fedtail audit runs/digits-fedavg-seed0
+fedtail audit runs/digits-slac-seed0
 
 fedtail audit runs/digits-creff-seed0 --epsilon 1
 
-fedtail audit runs/digits-fedavg-seed0 --shadows 64 --runs 32
+fedtail audit runs/digits-slac-seed0 --shadows 64 --runs 32
 """
 
 

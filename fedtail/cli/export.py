@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
 
-fedtail export runs/digits-fedavg-seed0 --format onnx
+fedtail export runs/digits-slac-seed0 --format onnx
 
-fedtail export runs/digits-fedavg-seed0 --format torch --out digits.pt2
+fedtail export runs/digits-slac-seed0 --format torch --out digits.pt2
 """
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
 
-fedtail predict runs/digits-fedavg-seed0 new.npz --out predictions.csv
+fedtail predict runs/digits-slac-seed0 new.npz --out predictions.csv
 
 fedtail predict runs/photos new/photos --probabilities
 

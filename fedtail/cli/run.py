@@ -31,9 +31,9 @@ fedtail run --method creff --rounds 5 --engine flower --nodes 3
 
 fedtail run --validation 0.1 --keep best --patience 5 --rounds 100
 
-fedtail run --resume runs/digits-fedavg-seed0
+fedtail run --resume runs/digits-slac-seed0
 
-fedtail run --resume runs/digits-fedavg-seed0 --rounds 200
+fedtail run --resume runs/digits-slac-seed0 --rounds 200
 """
 
 
@@ -84,7 +84,7 @@ def run_command(
 ) -> None:
     """Train one global model from the data of many clients.
 
-    Without any option this trains FedAvg on the digits that come with the package.
+    Without any option this trains SLAC on the digits that come with the package.
     Every field of an experiment can be set: fields without a flag as
     SECTION.FIELD=VALUE, many of them in a TOML file.
     """

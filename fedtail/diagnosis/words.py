@@ -84,7 +84,9 @@ def what_else(diagnosis: Diagnosis) -> Iterator[str]:
     """Give what would be recommended if unsure signals were otherwise, and what else to try."""
     for key, method in diagnosis.doubts.items():
         title = diagnosis.signals[key].reading.title
-        yield f"Not enough signal in “{title}”: were it otherwise, {method}."
+        same = method == diagnosis.method
+        other = "nothing depends on it" if same else f"were it otherwise, {method}"
+        yield f"Not enough signal in “{title}”: {other}."
     if diagnosis.methods[1:]:
         yield f"To try beside it: {', '.join(diagnosis.methods[1:])}."
 

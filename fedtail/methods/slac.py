@@ -55,10 +55,7 @@ class SLAC(FedAvg[ModelState]):
 
     family: ClassVar[str] = "our own"
     paper: ClassVar[str] = "none: a combination of known parts, measured here"
-    needs: ClassVar[tuple[str, ...]] = (
-        "a linear classifier",
-        "class counts and feature sums, over all clients",
-    )
+    needs: ClassVar[tuple[str, ...]] = ("class counts and feature sums, over all clients",)
     traffic: ClassVar[str] = (
         "the share of each class up; once, at the end, what `closed-form` sends, in place of as "
         "many rounds as that costs"
@@ -80,7 +77,7 @@ class SLAC(FedAvg[ModelState]):
         "class, or by all of them, as in FedAvg",
     )
     finish: Finish = Field(
-        ClosedFormFinish(head=LDA(blocks=3), without_bias=BalancedRidge(blocks=3)),
+        ClosedFormFinish(head=LDA(blocks=3), without_bias=BalancedRidge(blocks=3), required=False),
         description="the last step, where the experiment names none; none ships what was trained",
     )
     pays: bool = Field(

@@ -69,8 +69,8 @@ def method_class(plain: Mapping[str, Any]) -> type[Method[Any]]:
 
 
 def _method_name(plain: Mapping[str, Any]) -> str:
-    held = plain.get("method", {})
-    return str(held.get("name", "fedavg") if isinstance(held, Mapping) else held)
+    held, default = plain.get("method", {}), Experiment.model_fields["method"].default
+    return str(held.get("name", default.name) if isinstance(held, Mapping) else held)
 
 
 def field_meant(path: str, plain: Mapping[str, Any], others: Iterable[str] = ()) -> str:

@@ -38,7 +38,7 @@ from fedtail.training.feature_sums import (
 from fedtail.training.federated_features import Head
 
 SKETCH = "head.blocks=3 sends a sketch of the second moments, head=ncm none"
-NOISE = 1e-5
+NEGLIGIBLE = 1e-5
 """Of a new direction, as a part of the largest image: what is below is rounding of float32."""
 FLAT = 1e-4
 """A deviation below this part of the largest is taken for rounding, and not blown up."""
@@ -47,10 +47,10 @@ BELOW_MEAN = 10.0
 SUREST = 30.0
 """The largest mean distance of two classes' logits: one sample a class has no deviation at all."""
 
-RANK: Any = Field(
+SKETCH_RANK: Any = Field(
     0, ge=0, description="columns of a random sketch of the second moments; 0 sends their triangle"
 )
-BLOCKS: Any = Field(
+AIMED_BLOCKS: Any = Field(
     0,
     ge=0,
     description="exchanges of a sketch of the second moments that is aimed at the class means, "
@@ -217,8 +217,8 @@ class BalancedRidge(ClosedHead):
         True, description="a class of n samples counts as any other; else all samples count alike"
     )
     rho: float = Field(1.0, gt=0, description="ρ: the penalty, in mean eigenvalues of A")
-    rank: int = RANK
-    blocks: int = BLOCKS
+    rank: int = SKETCH_RANK
+    blocks: int = AIMED_BLOCKS
 
     @property
     def wanted(self) -> Wanted:
@@ -248,8 +248,8 @@ class LDA(ClosedHead):
     )
     shrinkage: float = Field(0.3, ge=0, le=1, description="s: of the covariance to its trace")
     shrink_means: bool = Field(True, description="shrink the means of rare classes to the centre")
-    rank: int = RANK
-    blocks: int = BLOCKS
+    rank: int = SKETCH_RANK
+    blocks: int = AIMED_BLOCKS
 
     @property
     def wanted(self) -> Wanted:
@@ -332,7 +332,7 @@ def aimed(sums: FeatureSums, standardise: bool, bias: bool) -> Tensor:
     for _ in range(2):  # once leaves what rounding put back
         new = new - along @ (along.T @ new)
     directions, sizes, _ = torch.linalg.svd(new, full_matrices=False)
-    kept = int((sizes[: len(s.counts)] > NOISE * size).sum())
+    kept = int((sizes[: len(s.counts)] > NEGLIGIBLE * size).sum())
     block: Tensor = directions[:, :kept] / scale[:, None]
     return block
 

@@ -39,7 +39,7 @@ def last_hash(text: str) -> str:
 def test_without_an_option_it_trains_on_digits() -> None:
     with patch.object(Progress, "on_round", side_effect=KeyboardInterrupt):
         assert fedtail("run").code == 130
-    assert experiment("runs/digits-fedavg-seed0")["rounds"] == 20
+    assert experiment("runs/digits-slac-seed0")["rounds"] == 20
 
 
 def test_a_run_leaves_its_folder_and_a_table() -> None:
@@ -47,9 +47,9 @@ def test_a_run_leaves_its_folder_and_a_table() -> None:
     assert done.code == 0, done.err
     *_, heading, row, last = done.out.splitlines()
     assert heading.split() == ["run", "all", "many", "medium", "few", "worst", "traffic", "time"]
-    assert row.startswith("digits-fedavg-seed0 ")
-    assert last.startswith("runs/digits-fedavg-seed0  model ")
-    folder = Path("runs/digits-fedavg-seed0")
+    assert row.startswith("digits-slac-seed0 ")
+    assert last.startswith("runs/digits-slac-seed0  model ")
+    folder = Path("runs/digits-slac-seed0")
     assert {p.name for p in folder.iterdir()} >= {
         "experiment.toml",
         "split.json",
@@ -193,7 +193,8 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_best_round_is_kept_and_a_finished_run_goes_on() -> None:
-    words = ["--validation", "0.2", "--keep", "best", "--clients", "3", "--rounds", "2"]
+    words = ["--method", "fedavg", "--validation", "0.2", "--keep", "best", "--clients", "3"]
+    words += ["--rounds", "2"]
     done = fedtail("run", *words, "--out", "best")
     assert done.code == 0, done.err
     assert "  validation 0." in done.out

@@ -110,7 +110,7 @@ def test_the_command_writes_a_page_and_the_numbers(tmp_path: Path) -> None:
     assert "| no protection |" in shown.out
     assert (tmp_path / "run" / "audit.md").read_text() in shown.out
     numbers = json.loads((tmp_path / "run" / "audit.json").read_text())
-    assert numbers["method"] == "fedavg"
+    assert numbers["method"] == "slac"
     assert numbers["views"][0]["labels"]["largest"] >= 0.5
     assert numbers["views"][0]["members"]["shadows"] == 4
     assert {"error", "cosine", "blind_error"} <= numbers["views"][0]["inversion"].keys()

@@ -266,7 +266,7 @@ def test_the_command_shows_features(folder: Path, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     names = ("r.html", "r.csv", "r-features.csv", "r-norms.csv")
     assert done.out.splitlines() == [
-        f"features of fedavg: {folder / 'run'}",
+        f"features of slac: {folder / 'run'}",
         *(f"written: {tmp_path / name}" for name in names),
     ]
     assert len((tmp_path / "r-features.csv").read_text().splitlines()) == 7

@@ -32,7 +32,8 @@ def arrays(shift: float = 0.0) -> Arrays:
 
 
 def experiment(**fields: Any) -> Experiment:
-    return Experiment(**{"data": arrays(), "clients": 3, "rounds": 2, **fields})
+    chosen = {"data": arrays(), "method": FedAvg(), "clients": 3, "rounds": 2, **fields}
+    return Experiment(**chosen)
 
 
 @pytest.fixture(scope="module")
