@@ -26,6 +26,9 @@ SMALL_TENSOR = 4096
 """A tensor with fewer numbers (a bias, statistics) is small."""
 CLASSES = "classes"
 """The index tensor of a group with one row a class."""
+ROWS, HELD = "rows", "held"
+"""The group of a classifier's changes that are weighed by each class's share in a client's samples,
+and these shares."""
 
 
 class Like(NamedTuple):

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedtail.errors import FedtailError
 from fedtail.finish import ClosedFormFinish, Finish
-from fedtail.forms import Form, Like
+from fedtail.forms import HELD, ROWS, Form, Like
 from fedtail.losses import BalancedSoftmax, LocalLoss, LossContext
 from fedtail.methods.base import Asks, Method
 from fedtail.methods.fedavg import FedAvg, ModelState
@@ -44,9 +44,6 @@ from fedtail.training import BatchSampler, ClassBalanced, ClassPrior, SmoothedPr
 from fedtail.training.classifier import prefix
 from fedtail.training.closed_heads import LDA, BalancedRidge
 from fedtail.volume import model_bytes
-
-HELD = "held"
-"""Beside the rows: the share of each class in a client's samples."""
 
 
 @Method.register("slac")
@@ -128,7 +125,7 @@ class SLAC(FedAvg[ModelState]):
         """Average by samples; rows of the classifier by samples of their class."""
         if self.rows == "samples":
             return super().aggregate(s, found, server)
-        rows = found["rows"]
+        rows = found[ROWS]
         if not rows:
             return s
         held, mean = rows.pop(HELD), dict(found["model"])
@@ -155,7 +152,7 @@ class SLAC(FedAvg[ModelState]):
             how={name: form.how[name] for name in kept},
         )
         looks = {name: Like(tuple(t.shape), t.dtype) for name, t in rows.items()}
-        return form.group("rows", {**looks, HELD: Like((classes,), low=0, high=1)})
+        return form.group(ROWS, {**looks, HELD: Like((classes,), low=0, high=1)})
 
     def at_start(self, payload: Payload, client: Client, context: LossContext) -> Tensors:
         """Keep the classifier that was received."""
@@ -178,7 +175,7 @@ class SLAC(FedAvg[ModelState]):
         for name, start in aux.items():
             change = tensors[name] - start.cpu()
             rows[name] = change * along(held, change, axis_of(client.model, change))
-        return replace(sent, tensors={**sent.tensors, **grouped("rows", rows)})
+        return replace(sent, tensors={**sent.tensors, **grouped(ROWS, rows)})
 
 
 def classifier_rows(model: SplitModel) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from fedtail.engines import Embedded
 from fedtail.engines.runtime import Runtime, numerics
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
+from fedtail.forms import HELD, ROWS
 from fedtail.models.split_model import SplitModel
 from fedtail.privacy.attacks import (
     LabelGuess,
@@ -187,9 +188,15 @@ def audit(
 def guessed_shares(
     seen: Mapping[int, Seen], counts: Mapping[int, Tensor], model: SplitModel
 ) -> LabelGuess | None:
-    """Guess the class shares of all clients from the change of the classifier."""
-    changes = {k: head_change(tensors, model) for k, tensors in seen.items()}
-    shares = {k: class_shares(change) for k, change in changes.items() if change is not None}
+    """Guess the class shares of all clients from the change of the classifier, or read them."""
+    shares = {}
+    for k, tensors in seen.items():
+        told, change = tensors.get(f"{ROWS}/{HELD}"), head_change(tensors, model)
+        if told is not None:  # clipped ones add up to less than one, noisy ones may be negative
+            positive = told.double().clamp(min=0)
+            shares[k] = positive / positive.sum().clamp(min=1e-12)
+        elif change is not None:
+            shares[k] = class_shares(change)
     return guess_labels(shares, counts) if len(shares) == len(seen) and shares else None
 
 
@@ -200,6 +207,7 @@ def classes_held(
     known: dict[int, Tensor] = {}
     for k, tensors in seen.items():
         table, change = row_sizes(tensors, len(counts[k])), head_change(tensors, model)
+        table = tensors.get(f"{ROWS}/{HELD}") if table is None else table
         if table is not None:
             known[k] = table
         elif change is not None:

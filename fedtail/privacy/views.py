@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail.engines import Embedded
 from fedtail.engines.runtime import Clock, Runtime
-from fedtail.forms import CLASSES, Form
+from fedtail.forms import CLASSES, HELD, ROWS, Form
 from fedtail.models.split_model import SplitModel
 from fedtail.privacy.clipping import private_update, restored
 from fedtail.privacy.gaussian import analytic_sigma
@@ -95,7 +95,7 @@ def seen_by_server(
         The purpose that noise is drawn for: another one gives other noise.
     """
     views: SeenViews = {NOTHING: plain_view(witnessed)}
-    if setting.method.asks().single:
+    if setting.method.asks().single:  # no method that weighs rows needs single updates
         return views
     privacy, seed = setting.experiment.privacy, setting.experiment.seed
     # The updates of the first one's part, as the server is told of them.
@@ -114,7 +114,24 @@ def seen_by_server(
             views[single][w.task.client] = {**safe.tensors, **rows}
         total = _mean([views[single][w.task.client] for w in own])
         views[summed] = {w.task.client: total for w in witnessed}
-    return views
+    return {name: {k: with_rows(seen) for k, seen in view.items()} for name, view in views.items()}
+
+
+def with_rows(seen: Seen) -> Seen:
+    """Return an update with its classifier where other methods have it.
+
+    Rows that were weighed by the class shares beside them can be divided by these.
+    """
+    held = seen.get(f"{ROWS}/{HELD}")
+    if held is None:
+        return seen
+    found = dict(seen)
+    for name, rows in seen.items():
+        group, _, own = name.partition("/")
+        if group == ROWS and own != HELD:
+            share = held if rows.ndim == 1 or len(rows) != len(held) else held[:, None]
+            found[f"model/{own}"] = torch.where(share > 0, rows / share, 0.0)
+    return found
 
 
 def plain_view(witnessed: Iterable[Witnessed]) -> dict[int, Seen]:

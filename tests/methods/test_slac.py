@@ -30,8 +30,8 @@ from fedtail import (
     Validation,
     run,
 )
+from fedtail.forms import HELD
 from fedtail.methods.fedavg import ModelState
-from fedtail.methods.slac import HELD
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.training import ClassBalanced, Shuffled

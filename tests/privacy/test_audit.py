@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import torch
 from command_line import fedtail
 
 from fedtail import Arrays, CReFF, Experiment, FedAvg, FedtailError, Method, Natural, run
@@ -21,6 +22,7 @@ from fedtail.privacy.views import (
     SUM_CLIPPED,
     SUM_NOISY,
     SUM_ONLY,
+    with_rows,
 )
 from fedtail.setting import prepare
 
@@ -92,6 +94,30 @@ def test_a_method_that_cannot_be_protected_says_why(tmp_path: Path) -> None:
     found = audited(method, tmp_path / "run")
     assert [view.protection for view in found.views] == [NOTHING]
     assert "losses" in found.refused
+
+
+def test_class_shares_that_are_sent_are_read(tmp_path: Path) -> None:
+    method: Method[Any] = Method.model_validate("slac")
+    views = {view.protection: view for view in audited(method, tmp_path / "run").views}
+    told = views[NOTHING].labels
+    assert told is not None
+    assert told.largest == 1.0
+    assert told.distance < 1e-6
+    assert views[NOTHING].presence == 1.0
+    # A sum of shares is that of all clients.
+    summed = views[SUM_ONLY].labels
+    assert summed is not None and summed.distance == pytest.approx(summed.blind, abs=1e-6)
+
+
+def test_weighed_rows_are_divided_by_their_shares() -> None:
+    rows = {"rows/held": torch.tensor([0.75, 0.25, 0.0]), "model/body": torch.ones(2)}
+    rows |= {"rows/fc.weight": torch.tensor([[3.0], [1.0], [0.0]]), "rows/fc.bias": torch.ones(3)}
+    seen = with_rows(rows)
+    assert seen["model/fc.weight"].flatten().tolist() == [4.0, 4.0, 0.0]
+    assert seen["model/fc.bias"].tolist() == pytest.approx([4 / 3, 4.0, 0.0])
+    columns = with_rows({**rows, "rows/fc.weight": torch.tensor([[3.0, 1.0, 0.0]])})
+    assert columns["model/fc.weight"].tolist() == [[4.0, 4.0, 0.0]]
+    assert with_rows({"model/body": rows["model/body"]}).keys() == {"model/body"}
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
