@@ -133,8 +133,9 @@ def smaller(cells: Mapping[str, Cell]) -> str:
 
 
 def averages(cell: Cell, key: str) -> dict[str, float]:
-    """Return the mean over seeds of one score by method."""
-    return {method: fmean(entry["kept"][key]) for method, entry in cell.items()}
+    """Return the mean over seeds of one score by method; without a tail there is no *few*."""
+    scores = {method: entry["kept"][key] for method, entry in cell.items()}
+    return {method: fmean(each) for method, each in scores.items() if None not in each}
 
 
 def table(cells: Mapping[str, Cell]) -> str:
@@ -143,7 +144,7 @@ def table(cells: Mapping[str, Cell]) -> str:
     heads = [name.partition("_")[2].replace("_", " ") for name in cells]
     rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     best = {
-        (name, key): max(averages(cell, key).values())
+        (name, key): max(averages(cell, key).values(), default=None)
         for name, cell in cells.items()
         for key in SHOWN
     }
@@ -151,13 +152,14 @@ def table(cells: Mapping[str, Cell]) -> str:
         shown = []
         for name, cell in cells.items():
             kept = cell[method]["kept"] if method in cell else {}
-            pair = [_score(kept[key], best[name, key]) for key in SHOWN if key in kept]
+            known = [key for key in SHOWN if key in kept and None not in kept[key]]
+            pair = [_score(kept[key], best[name, key]) for key in known]
             shown.append(" / ".join(pair) or "–")
         rows.append(f"| `{method}` | {' | '.join(shown)} |")
     return "\n".join(rows)
 
 
-def _score(values: Sequence[float], best: float) -> str:
+def _score(values: Sequence[float], best: float | None) -> str:
     mean = fmean(values)
     spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
     number = f"{100 * mean:.1f}"
@@ -166,9 +168,8 @@ def _score(values: Sequence[float], best: float) -> str:
 
 def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
     """Return mean ranks, differences to FedAvg and what methods cost, best first."""
-    balanced, few = (
-        mean_ranks({name: averages(cell, key) for name, cell in cells.items()}) for key in SHOWN
-    )
+    found = ({name: averages(cell, key) for name, cell in cells.items()} for key in SHOWN)
+    balanced, few = (mean_ranks({n: means for n, means in each.items() if means}) for each in found)
     heads = ["", "mean rank", "mean rank, few", "above FedAvg", "surely above / below"]
     heads += ["traffic over FedAvg's"]
     rows = [f"|{'|'.join(f' {head} ' for head in heads)}|", "|---" * len(heads) + "|"]
@@ -179,8 +180,8 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
         down = sum(each.sure and each.mean < 0 for each in above)
         traffic = fmean(cell[method]["bytes"] / cell["fedavg"]["bytes"] for cell in cells.values())
         rows.append(
-            f"| `{method}` | {rank:.1f} | {few[method]:.1f} | {100 * mean:+.1f} | {up} / {down} | "
-            f"{traffic:.2f} |"
+            f"| `{method}` | {rank:.1f} | {f'{few[method]:.1f}' if method in few else '–'} | "
+            f"{100 * mean:+.1f} | {up} / {down} | {traffic:.2f} |"
         )
     width = critical_difference(len(balanced), len(cells))
     return "\n".join(
