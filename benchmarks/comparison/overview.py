@@ -14,7 +14,9 @@ KINDS = {
     "p_": "words and texts, features",
     "s_": "Fashion-MNIST-LT, from scratch",
     "c_": "CIFAR-10-LT, ResNet-8",
-    "r_": "real clients",
+    "r_hapt": "HAPT, people",
+    "r_mitbih": "MIT-BIH, patients",
+    "r_speech": "words, speakers, no tail",
     "n_": "no tail",
 }
 """Columns, by how the names of their cells begin."""

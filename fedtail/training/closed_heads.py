@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedtail.config import Component, Registry
@@ -46,16 +46,6 @@ BELOW_MEAN = 10.0
 """How far the logit of a class that nobody holds lies below the mean of the others."""
 SUREST = 30.0
 """The largest mean distance of two classes' logits: one sample a class has no deviation at all."""
-
-SKETCH_RANK: Any = Field(
-    0, ge=0, description="columns of a random sketch of the second moments; 0 sends their triangle"
-)
-AIMED_BLOCKS: Any = Field(
-    0,
-    ge=0,
-    description="exchanges of a sketch of the second moments that is aimed at the class means, "
-    "where that sends less than their triangle; 0 sends the triangle",
-)
 
 
 @dataclass(frozen=True)
@@ -206,8 +196,31 @@ class NearestMean(ClosedHead):
         return Head(torch.nn.functional.normalize(s.means, dim=1), None)
 
 
+class MomentsHead(ClosedHead):
+    """A head that is made of second moments, whole or as a sketch."""
+
+    rank: int = Field(
+        0, ge=0, description="columns of a random sketch of second moments; 0 sends their triangle"
+    )
+    blocks: int = Field(
+        0,
+        ge=0,
+        description="exchanges of a sketch of the second moments that is aimed at the class means, "
+        "where that sends less than their triangle; 0 sends the triangle",
+    )
+
+    @model_validator(mode="after")
+    def _one_sketch(self) -> Self:
+        if self.rank and self.blocks:
+            raise FedtailError(
+                f"a sketch is random (rank = {self.rank}) or aimed (blocks = {self.blocks}): give "
+                "one of them"
+            )
+        return self
+
+
 @ClosedHead.register("ridge")
-class BalancedRidge(ClosedHead):
+class BalancedRidge(MomentsHead):
     """Least squares on class indicators with a penalty, every class counting the same.
 
     A = (1/L) Σ_c (1/n_c) Σ_{i∈c} z zᵀ, b_c = μ_c / L, W = (A + ρ (tr A / d) I)⁻¹ [b_1 … b_L]ᵀ.
@@ -217,8 +230,6 @@ class BalancedRidge(ClosedHead):
         True, description="a class of n samples counts as any other; else all samples count alike"
     )
     rho: float = Field(1.0, gt=0, description="ρ: the penalty, in mean eigenvalues of A")
-    rank: int = SKETCH_RANK
-    blocks: int = AIMED_BLOCKS
 
     @property
     def wanted(self) -> Wanted:
@@ -233,7 +244,7 @@ class BalancedRidge(ClosedHead):
 
 
 @ClosedHead.register("lda")
-class LDA(ClosedHead):
+class LDA(MomentsHead):
     """Gaussians of one covariance: μ_cᵀ P z − ½ μ_cᵀ P μ_c, with P = Σ_s⁻¹ and Σ_s shrunk.
 
     Σ_s = (1 − s) Σ + s (tr Σ / d) I. Class means are shrunk to their centre m by empirical Bayes,
@@ -248,8 +259,6 @@ class LDA(ClosedHead):
     )
     shrinkage: float = Field(0.3, ge=0, le=1, description="s: of the covariance to its trace")
     shrink_means: bool = Field(True, description="shrink the means of rare classes to the centre")
-    rank: int = SKETCH_RANK
-    blocks: int = AIMED_BLOCKS
 
     @property
     def wanted(self) -> Wanted:

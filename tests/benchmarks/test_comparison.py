@@ -25,13 +25,13 @@ def test_the_main_table_by_hand() -> None:
     def entry(balanced: float, few: float | None) -> dict[str, object]:
         return {"kept": {"balanced_accuracy": [balanced, balanced], "few": [few, few]}}
 
-    # bsm is 0.2 and 0.1 above FedAvg where there is a tail; its second word cell is missing. Of the
-    # real clients the second have no tail.
+    # bsm is 0.2 and 0.1 above FedAvg where there is a tail; its second word cell is missing.
+    # Speakers have no tail.
     cells = {
         "f_cifar10_a": {"fedavg": entry(0.5, 0.1), "bsm": entry(0.7, 0.3)},
         "p_a": {"fedavg": entry(0.4, 0.2), "bsm": entry(0.5, 0.4)},
         "p_b": {"fedavg": entry(0.6, 0.4)},
-        "r_b": {"fedavg": entry(0.5, None), "bsm": entry(0.5, None)},
+        "r_speech": {"fedavg": entry(0.5, None), "bsm": entry(0.5, None)},
         "n_a": {"fedavg": entry(0.9, None), "bsm": entry(0.8, None)},
     }
     rows = overview.main_table(cells).splitlines()

@@ -315,6 +315,11 @@ def test_one_class_or_one_sample_is_enough() -> None:
             assert z.argmax(dim=1).tolist() == y
 
 
+def test_two_sketches_are_refused() -> None:
+    with pytest.raises(FedtailError, match=r"random \(rank = 4\) or aimed \(blocks = 3\)"):
+        make("lda", rank=4, blocks=3)
+
+
 def test_what_cannot_carry_a_head_is_refused() -> None:
     cosine = SplitModel(torch.nn.Sequential(torch.nn.Identity(), CosineHead(2, 3)), "1")
     with pytest.raises(FedtailError, match=r"linear classifier \(nn.Linear\) .*, not CosineHead"):
