@@ -176,7 +176,7 @@ def main() -> None:
         "--only", action="append", help="a cell, others stay as they are; repeat the flag"
     )
     parser.add_argument(
-        "--ranks", action="store_true", help="rank what was said before by the scores of today"
+        "--ranks", action="store_true", help="only rank what was said before by scores of today"
     )
     arguments = parser.parse_args()
     path = RESULTS / "doctor.json"
@@ -187,9 +187,9 @@ def main() -> None:
     for cell in cells(arguments.comparison):
         if arguments.only and cell.name not in arguments.only:
             continue
-        if arguments.ranks and cell.name in found:
-            known = found[cell.name]
-            found[cell.name] = {**known, **ranked(cell, known["recommended"])}
+        if arguments.ranks:
+            if known := found.get(cell.name):
+                found[cell.name] = {**known, **ranked(cell, known["recommended"])}
             continue
         key = json.dumps(cell.plain, sort_keys=True)
         try:
