@@ -80,7 +80,7 @@ class SLAC(FedAvg[ModelState]):
     pays: bool = Field(
         True,
         description="train so many of the rounds fewer as the last step costs in bytes, but at "
-        "least half of them",
+        "least a third of them",
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
@@ -119,7 +119,7 @@ class SLAC(FedAvg[ModelState]):
             return server.rounds
         each = 2 * model_bytes(server.model) * min(server.per_round, len(server.clients))
         saved = math.ceil(last.once * len(server.clients) / each)
-        return max(server.rounds - saved, math.ceil(server.rounds / 2))
+        return max(server.rounds - saved, math.ceil(server.rounds / 3))
 
     def aggregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
         """Average by samples; rows of the classifier by samples of their class."""
