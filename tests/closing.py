@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tiny
 import torch
 from torch import nn
 
-from fedtail import ClosedForm
+from fedtail import Arrays, ClosedForm, Experiment, Method
 from fedtail.data.federation import Federation
 from fedtail.models import SplitModel
 from fedtail.protocol import Payload, Task, Update
@@ -19,6 +20,20 @@ from fedtail.training.feature_sums import Aim, FeatureSums, Wanted, ask_feature_
 def identity(width: int, classes: int, bias: bool = True) -> SplitModel:
     """Features are the inputs."""
     return SplitModel(nn.Sequential(nn.Identity(), nn.Linear(width, classes, bias=bias)))
+
+
+def wide(method: Method[Any], **fields: Any) -> Experiment:
+    """A head alone on 40 features of 120 samples: an aimed sketch is less than the triangle."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(120) % 4
+    x = torch.randn(120, 40, generator=draw) + 3 * torch.eye(4).repeat(1, 10)[y]
+    data = Arrays(x, y, x, y, classes=tuple("abcd"), normalisation="none")
+    head = nn.Linear(40, 4)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    chosen: dict[str, Any] = {"clients": 6, "per_round": 2, "rounds": 40, "eval_every": 20}
+    chosen |= {"partition": "iid", "device": "cpu", "validation": {"share": 0.2}, **fields}
+    return Experiment(data=data, model=head, method=method, **chosen)
 
 
 def question(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from closing import identity
+from closing import identity, wide
 from torch import Tensor
 
-from fedtail import GBME, CReFF, FedAvg, FedtailError, RedGrape, load, run
+from fedtail import GBME, SLAC, CReFF, FedAvg, FedtailError, RedGrape, load, run
 from fedtail.protocol import Payload, Update
 from fedtail.reduce import reduced
 from fedtail.setting import prepare
@@ -112,6 +112,11 @@ def test_any_head_on_methods_with_another_model(head: str, tmp_path: Path) -> No
         loaded = load(tmp_path / method.name)
         score = loaded.score(held["x_test"], held["y_test"])
         assert score == result.metrics["accuracy"]
+
+
+def test_an_aimed_sketch_has_the_same_bits_in_worker_processes() -> None:
+    made = wide(SLAC(local=tiny.quick()), rounds=4)
+    assert run(made).digest == run(made.but(workers=2)).digest
 
 
 def test_workers_and_resuming_give_the_same_bits(tmp_path: Path) -> None:
