@@ -170,7 +170,7 @@ class SLAC(FedAvg[ModelState]):
         sent = super().extras(client, steps, tensors, aux)
         if self.rows == "samples":
             return sent
-        held = client.counts.float() / max(len(client.data), 1)
+        held = client.counts / max(len(client.data), 1)
         rows = {HELD: held}
         for name, start in aux.items():
             change = tensors[name] - start.cpu()

@@ -29,8 +29,9 @@ from fedtail import (
     Validation,
     run,
 )
-from fedtail.forms import HELD
+from fedtail.forms import HELD, defect
 from fedtail.methods.fedavg import ModelState
+from fedtail.methods.slac import axis_of, classifier_rows
 from fedtail.models import CosineHead, SplitModel
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.training import ClassBalanced, Shuffled
@@ -154,6 +155,44 @@ def test_what_a_client_sends() -> None:
     for name in ("rows/0.weight", "rows/0.bias"):
         torch.testing.assert_close(sent.tensors[name].flatten(), share * change)
     assert set(sent.tensors) == {f"rows/{HELD}", "rows/0.weight", "rows/0.bias"}
+
+
+def test_a_client_with_one_sample_says_so() -> None:
+    model = linear()
+    payload = Payload(grouped("model", model.tensors()))
+    sent = SLAC(local=LocalTraining(lr=1.0)).train(payload, tiny.client(DATA, 1, model))
+    assert sent.tensors[f"rows/{HELD}"].tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.0, ""), (1.0, ""), (-0.1, HELD), (1.1, HELD)])
+def test_shares_are_between_zero_and_one(share: float, refused: str) -> None:
+    model = linear(bias=False).double()
+    form = SLAC().train_form(Payload(), model, 3)
+    told = upload(0, 4, [share, 0.0, 0.0], [0.0] * 3).payload
+    rows = {**told.tensors, "rows/0.weight": torch.zeros(3, 1).double()}
+    assert refused in defect(replace(told, tensors=rows), form, 4)
+    assert bool(refused) == bool(defect(replace(told, tensors=rows), form, 4))
+
+
+def test_only_what_is_trained_of_a_classifier_has_rows() -> None:
+    model = linear()
+    assert set(classifier_rows(model)) == {"0.weight", "0.bias"}
+    model.classifier.bias.requires_grad_(False)
+    assert set(classifier_rows(model)) == {"0.weight"}
+
+
+def test_which_dimension_is_that_of_classes() -> None:
+    cosine = SplitModel(nn.Sequential(nn.Identity(), CosineHead(2, 3)), "1")
+    assert [axis_of(cosine, torch.zeros(2, 3)), axis_of(cosine, torch.zeros(3))] == [1, 0]
+    assert axis_of(linear(), torch.zeros(3, 1)) == 0
+
+
+def test_what_is_asked_and_kept_with_parts_switched_off() -> None:
+    assert SLAC().asks().after
+    assert not SLAC(finish=NoFinish()).asks().after
+    client = tiny.client(DATA, 0, linear())
+    context = SLAC().context(Payload(), client)
+    assert SLAC(rows="samples").at_start(Payload(), client, context) == {}
 
 
 def test_a_cosine_head_has_its_classes_in_columns() -> None:

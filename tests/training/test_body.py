@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import replace
+
 import tiny
 import torch
 from torch import Tensor, nn
 
 from fedtail.models import SplitModel
-from fedtail.protocol import Payload, grouped
+from fedtail.protocol import Client, Payload, grouped
 from fedtail.training.body import body_bytes, body_of, load_body
 
 DATA = tiny.federation([[1.0, 2.0]], [0], [[0]], classes=3)
@@ -59,12 +62,31 @@ def test_a_client_computes_the_features_of_the_body_it_was_sent() -> None:
     assert torch.equal(loaded.tensors()["2.weight"], own)
 
 
+def with_base(client: Client, base: SplitModel) -> Client:
+    return replace(client, base=base)
+
+
+def test_of_two_networks_with_the_same_names_it_is_the_trained_one() -> None:
+    trained, base = network(), network()
+    payload = Payload(grouped("model", body_of(base.tensors(), base)))
+    assert load_body(payload, with_base(tiny.client(DATA, 0, trained), base)) is trained
+
+
+def test_classifiers_may_have_different_names() -> None:
+    parts = OrderedDict(body=nn.Linear(2, 4), relu=nn.ReLU(), head=nn.Linear(4, 3))
+    trained, base = SplitModel(nn.Sequential(parts)), network()
+    client = with_base(tiny.client(DATA, 0, trained), base)
+    for sender in (trained, base):
+        payload = Payload(grouped("model", body_of(sender.tensors(), sender)))
+        assert load_body(payload, client) is sender
+
+
 def test_the_body_finds_the_network_that_has_its_names() -> None:
     # The method trains two heads, and ships the user's network.
     base = network("2")
     two = network("2").with_head("second")
     payload = Payload(grouped("model", body_of(base.tensors(), base)))
     client = tiny.client(DATA, 0, two)
-    assert load_body(payload, client.__class__(**{**vars(client), "base": base})) is base
+    assert load_body(payload, with_base(client, base)) is base
     trained = Payload(grouped("model", body_of(two.tensors(), two)))
     assert load_body(trained, client) is two
