@@ -114,7 +114,8 @@ def test_an_aimed_sketch_is_asked_for_where_it_is_less_than_the_triangle() -> No
     assert block_bytes(0, 40, 4) == 1312
     assert Wanted(blocks=4).aims(0, 40, 4)  # 5,248
     assert not Wanted(blocks=5).aims(0, 40, 4)  # 6,560
-    assert not Wanted(blocks=4).aims(328, 40, 4)  # with a body of 328 bytes, as many
+    assert Wanted(blocks=4).aims(300, 40, 4)  # with a body of 300 bytes 6,448
+    assert not Wanted(blocks=4).aims(328, 40, 4)  # with one of 328 as many
     assert not Wanted(blocks=0).aims(0, 40, 4)
     assert not Wanted(products=False, blocks=1).aims(0, 40, 4)
 
@@ -127,13 +128,15 @@ def held(blocks: int, lost: int | None = None) -> tuple[FeatureSums, list[str]]:
 
     def aim(sums: FeatureSums) -> Tensor:
         known = 0 if sums.test is None else sums.test.shape[1]
-        return torch.eye(40)[:, known : known + 2]
+        return torch.eye(40).double()[:, known : known + 2]
 
     server = tiny.server(model, 2, num_classes=2)
     exchange = ask_feature_sums(model.tensors(), model, server, Wanted(blocks=blocks), aim)
     tasks = next(exchange)
     while True:
         actions.append(tasks[0].action)
+        block = tasks[0].payload.tensors.get("weigh/test")
+        assert block is None or block.dtype == torch.float32
         few = tasks[:1] if lost is not None and len(actions) > lost else tasks
         try:
             tasks = exchange.send(answered(few, data, model))
@@ -149,6 +152,23 @@ def test_blocks_are_asked_for_one_after_the_other() -> None:
     x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0)).double()
     assert sums.image is not None
     assert torch.allclose(sums.image, (x.T @ x / 12)[:, :6], rtol=0, atol=1e-6)
+
+
+def test_nothing_is_aimed_at_where_nobody_has_samples() -> None:
+    def aim(sums: FeatureSums) -> Tensor:
+        raise AssertionError("there is no class")
+
+    data = tiny.federation([[0.0] * 40], [0], [[], []], classes=2)
+    sums = asked(identity(40, 2), data, Wanted(blocks=3), aim)
+    assert sums.image is None
+    assert not sums.held.any()
+
+
+def test_a_class_that_nobody_holds_does_not_end_the_blocks() -> None:
+    x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    data = tiny.federation(x.tolist(), [0, 1] * 3, [range(6)], classes=4)
+    sums = asked(identity(40, 4), data, Wanted(blocks=1), lambda _: torch.eye(40)[:, :2])
+    assert sums.image is not None and sums.image.shape == (40, 2)
 
 
 def test_a_client_that_is_lost_ends_the_blocks() -> None:
