@@ -95,7 +95,7 @@ def seen_by_server(
         The purpose that noise is drawn for: another one gives other noise.
     """
     views: SeenViews = {NOTHING: plain_view(witnessed)}
-    if setting.method.asks().single:  # no method that weighs rows needs single updates
+    if setting.method.asks().single:
         return views
     privacy, seed = setting.experiment.privacy, setting.experiment.seed
     # The updates of the first one's part, as the server is told of them.
@@ -111,10 +111,10 @@ def seen_by_server(
             source = seeded_bytes(seed, noise, 1, w.task.client)
             rows = {f"{g}/{CLASSES}": torch.arange(c) for g, c in w.form.rows.items()}
             safe = private_update(w.answer, w.form, w.task.payload, privacy.clip, spread, source)
-            views[single][w.task.client] = {**safe.tensors, **rows}
-        total = _mean([views[single][w.task.client] for w in own])
+            views[single][w.task.client] = with_rows({**safe.tensors, **rows})
+        total = with_rows(_mean([views[single][w.task.client] for w in own]))
         views[summed] = {w.task.client: total for w in witnessed}
-    return {name: {k: with_rows(seen) for k, seen in view.items()} for name, view in views.items()}
+    return views
 
 
 def with_rows(seen: Seen) -> Seen:
@@ -139,10 +139,11 @@ def plain_view(witnessed: Iterable[Witnessed]) -> dict[int, Seen]:
     seen: dict[int, Seen] = {}
     for w in witnessed:
         sent = w.task.payload.tensors
-        seen[w.task.client] = {
+        changes = {
             name: t - sent[name] if name in sent and t.is_floating_point() else t
             for name, t in w.answer.tensors.items()
         }
+        seen[w.task.client] = with_rows(changes)
     return seen
 
 

@@ -109,6 +109,15 @@ def test_class_shares_that_are_sent_are_read(tmp_path: Path) -> None:
     assert summed is not None and summed.distance == pytest.approx(summed.blind, abs=1e-6)
 
 
+def test_class_shares_are_read_of_single_updates_too(tmp_path: Path) -> None:
+    # Statistics of one client need single updates: then there is only the view without protection.
+    method: Method[Any] = Method.model_validate({"name": "slac", "buffers": "first"})
+    (view,) = audited(method, tmp_path / "run").views
+    assert view.labels is not None
+    assert view.labels.distance < 1e-6
+    assert view.members is not None
+
+
 def test_weighed_rows_are_divided_by_their_shares() -> None:
     rows = {"rows/held": torch.tensor([0.75, 0.25, 0.0]), "model/body": torch.ones(2)}
     rows |= {"rows/fc.weight": torch.tensor([[3.0], [1.0], [0.0]]), "rows/fc.bias": torch.ones(3)}
