@@ -43,6 +43,10 @@ class Choice:
         else:
             self.best = replace(self.best, waited=self.best.waited + 1)
 
+    def is_best(self, round: int) -> bool:
+        """Whether no validated round before this one is better."""
+        return self.best is not None and self.best.round == round
+
     def _better(self, new: float, old: float) -> bool:
         return new < old if self.experiment.score == "loss" else new > old
 

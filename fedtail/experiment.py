@@ -114,6 +114,11 @@ class Experiment(Config):
     score: Literal[
         "accuracy", "balanced_accuracy", "many", "medium", "few", "tail", "worst_class", "loss"
     ] = Field("balanced_accuracy", description="the validation score that rounds are compared by")
+    test: Literal["every", "best"] = Field(
+        "every",
+        description="which validated rounds are tested: every one, or those that are the best so "
+        "far on validation, and the last",
+    )
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"
     )
@@ -226,11 +231,12 @@ class Experiment(Config):
                 "validation shows sums of counts of clients' samples, which the budget of "
                 "differential privacy does not cover: leave out validation.share or privacy.epsilon"
             )
-        wants = "keep = 'best'" if self.keep == "best" else f"patience = {self.patience}"
-        if (self.keep == "best" or self.patience) and not self.validation.share:
+        wants = [f"{name} = 'best'" for name in ("keep", "test") if getattr(self, name) == "best"]
+        wants += [f"patience = {self.patience}"] if self.patience else []
+        if wants and not self.validation.share:
             raise FedtailError(
-                f"{wants} needs samples that are held out of training, for example validation=0.1; "
-                "the test set chooses nothing"
+                f"{wants[0]} needs samples that are held out of training, for example "
+                "validation=0.1; the test set chooses nothing"
             )
         return self
 

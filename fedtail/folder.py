@@ -35,8 +35,9 @@ FREE = {
     "on_client_error",
     "task_seconds",
     "checkpoint_every",
+    "test",
 }
-"""Fields that do not change what a run computes: a resumed run may have others."""
+"""Fields that do not change what a run trains and ships: a resumed run may have others."""
 LENGTH = {"rounds", "patience"}
 """Fields that say when a run ends: a resumed run may end earlier or later than it was to."""
 MOST_CONFUSED = 200

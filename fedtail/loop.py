@@ -34,14 +34,13 @@ from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.longer import take_up
 from fedtail.metrics import shipped_record
-from fedtail.metrics.scores import SCORES
 from fedtail.models.split_model import as_shipped, load_tested
 from fedtail.predictor import predictor_of
 from fedtail.privacy.budget import Budget
 from fedtail.privacy.plan import protection
 from fedtail.protocol import ClientId, Scalar, Server
 from fedtail.result import Result
-from fedtail.scoring import Scoring, Trial, never_validated
+from fedtail.scoring import Scoring, Trial, never_validated, untested
 from fedtail.setting import Setting, prepare
 from fedtail.settled import settle_inputs
 
@@ -128,7 +127,7 @@ class Loop:
     budget: Budget | None = None
     remarks: Sequence[str] = ()  # what is odd before the first round, told once all are listening
     together: int = 0  # how many clients train as one computation
-    tested: Trial | None = None  # the last test
+    scored: Trial | None = None  # the last one
     choice: Choice = field(init=False)
     scoring: Scoring = field(init=False)
 
@@ -318,19 +317,17 @@ class Loop:
     ) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``."""
         due = self.is_last(number) or number % self.setting.experiment.eval_every == 0
-        trial = self.scoring.trial(state, server) if due else None
-        found = (
-            dict.fromkeys((*SCORES, "per_class")) if trial is None else self.weigh(trial, number)
-        )
+        trial = self.weighed(state, server) if due else None
         stopped = self.stopped(number)
         if trial is not None:
             # What comes after training is paid when it is over; before, validation needs it.
             over = bool(stopped) or self.is_last(number)
-            pay(trial.after, ledger if over else None, found.get("validation"))
+            pay(trial.after, ledger if over else None, trial.validation)
         traffic = ledger.traffic.values()
         return {
             "round": number,
-            **found,
+            **(untested() if trial is None else trial.found),
+            **({"validation": trial.validation} if trial and trial.validation else {}),
             "bytes_up": sum(up for _, up in traffic),
             "bytes_down": sum(down for down, _ in traffic),
             "seconds": time.perf_counter() - began,
@@ -340,20 +337,24 @@ class Loop:
             **({"stopped": stopped} if stopped else {}),
         }
 
-    def weigh(self, trial: Trial, number: int) -> dict[str, Any]:
-        """Return the scores of a tested round, and let those of validation decide."""
-        self.tested, found = trial, trial.found
-        if "validation" not in found:
-            return found
-        scores, name = found["validation"], self.setting.experiment.score
-        if scores[name] is None:
-            self.warn(
-                [f"round {number}: validation gives no '{name}', and the round cannot be kept"]
-            )
-        self.choice.look(number, scores, trial.model)
-        if self.choice.best is not None and self.setting.experiment.keep == "best":
-            scores["kept"] = self.choice.best.round
-        return found
+    def weighed(self, state: Any, server: Server) -> Trial:
+        """Score what would be shipped: validation decides, and the test set is asked after it."""
+        experiment, number = self.setting.experiment, server.round
+        trial = self.scoring.trial(state, server)
+        if trial.validation is not None:
+            scores, name = trial.validation, experiment.score
+            if scores[name] is None:
+                self.warn(
+                    [f"round {number}: validation gives no '{name}', and the round cannot be kept"]
+                )
+            self.choice.look(number, scores, trial.model)
+            if self.choice.best is not None and experiment.keep == "best":
+                scores["kept"] = self.choice.best.round
+        over = self.is_last(number) or bool(self.stopped(number))
+        if over or experiment.test == "every" or self.choice.is_best(number):
+            trial = self.scoring.tested(trial, state, server)
+        self.scored = trial
+        return trial
 
     def who(self, ledger: Ledger) -> dict[str, Any]:
         """Return who took part, who was left out, and each one's traffic, if that may be known."""
@@ -389,15 +390,15 @@ class Loop:
         """Ship the model and tell everyone."""
         server = self.setting.server(history[-1]["round"])
         # A run that was killed after its last round has not tested in this process.
-        last = None if self.tested is None else self.tested.model
+        last = None if self.scored is None else self.scored.model
         kept = self.choice.kept
         shipped = kept or last or self.scoring.shippable(state, server, Ledger())
         loaded = load_tested(shipped, self.setting.model, self.setting.base)
         network, tensors = as_shipped(loaded, shipped)
         if self.folder is not None:
-            tested = self.tested if kept is None and network is loaded else None
+            known = self.scored if kept is None and network is loaded else None
             merged = shipped if network is loaded else tensors
-            evaluation = self.engine.evaluate(merged) if tested is None else tested.evaluation
+            evaluation = (known and known.evaluation) or self.engine.evaluate(merged)
             self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:

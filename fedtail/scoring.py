@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from fedtail.errors import RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason
 from fedtail.finish import Jury, shipped_network
 from fedtail.metrics import Evaluation, client_scores, personal_scores, scores
-from fedtail.metrics.scores import class_scores
+from fedtail.metrics.scores import SCORES, class_scores
 from fedtail.protocol import ClientId, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.setting import Setting
@@ -29,26 +29,34 @@ MODELS_AT_ONCE = 8
 """How many clients' own models are in memory while they are tested."""
 
 
+def untested() -> dict[str, Any]:
+    """Return the scores of a round that is not tested."""
+    return dict.fromkeys((*SCORES, "per_class"))
+
+
 @dataclass(frozen=True)
 class Trial:
-    """What came of the test of one round.
+    """What would be shipped after one round, and what is known of it.
 
     Attributes
     ----------
     model
         What would be shipped.
-    evaluation
-        How it does on the test set.
-    found
-        The scores, as they stand in ``metrics.jsonl``.
     after
         What the exchanges after training cost.
+    validation
+        Its scores on what clients hold out; nothing if nobody does.
+    evaluation
+        How it does on the test set, if it was tested.
+    found
+        The scores of the test, as they stand in ``metrics.jsonl``.
     """
 
     model: dict[str, Tensor]
-    evaluation: Evaluation
-    found: dict[str, Any]
-    after: Ledger = field(default_factory=Ledger)
+    after: Ledger
+    validation: dict[str, Any] | None
+    evaluation: Evaluation | None = None
+    found: Mapping[str, Any] = field(default_factory=untested)
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,18 @@ class Scoring:
     warn: Callable[[Iterable[str]], None]
 
     def trial(self, state: Any, server: Server) -> Trial:
-        """Score what would be shipped if training ended here."""
+        """Have clients score what would be shipped if training ended here."""
         after = Ledger()
         model = self.shippable(state, server, after)
         self.warn_after(server, after.dropped)
-        evaluation = self.engine.evaluate(model)
+        if self.setting.experiment.deviation:
+            self.deviation(model, state, server)
+        validation = self.validation(model, server) if self.setting.validators else None
+        return Trial(model, after, validation)
+
+    def tested(self, trial: Trial, state: Any, server: Server) -> Trial:
+        """Return a trial with its scores on the test set."""
+        evaluation = self.engine.evaluate(trial.model)
         found = self.scores(evaluation)
         if len(evaluation.by_owner):
             found["clients_test"] = client_scores(
@@ -80,11 +95,7 @@ class Scoring:
             tasks = self.setting.method.personal(state, server)
         if tasks:
             found["personal"] = personal_scores(self.personal(tasks, server), self.own_samples)
-        if self.setting.experiment.deviation:
-            self.deviation(model, state, server)
-        if self.setting.validators:
-            found["validation"] = self.validation(model, server)
-        return Trial(model, evaluation, found, after)
+        return replace(trial, evaluation=evaluation, found=found)
 
     def shippable(self, state: Any, server: Server, ledger: Ledger) -> dict[str, Tensor]:
         """Hold the exchanges that come after training, on a copy."""

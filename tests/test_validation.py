@@ -170,6 +170,23 @@ def test_the_best_round_is_shipped() -> None:
     assert result.stopped == ""
 
 
+def test_only_rounds_that_may_be_shipped_are_tested() -> None:
+    # Rounds 1 and 2 are the best so far, and 4 is the last; what is shipped is the same.
+    every, best = (run(scripted(1, 0, 1, 1, keep="best", test=test)) for test in ("every", "best"))
+    accuracies = [record["accuracy"] for record in best.history]
+    assert accuracies == [pytest.approx(1 / 3), pytest.approx(2 / 3), None, pytest.approx(1 / 3)]
+    assert [record["per_class"] is None for record in best.history] == [False, False, True, False]
+    assert validated(best, "accuracy") == validated(every, "accuracy")
+    assert (best.digest, best.metrics["accuracy"]) == (every.digest, every.metrics["accuracy"])
+
+
+def test_the_round_in_which_patience_ends_is_tested() -> None:
+    # It is what is shipped, though round 1 was better.
+    result = run(scripted(0, 1, 1, 1, patience=2, test="best"))
+    assert [record["accuracy"] is None for record in result.history] == [False, True, False]
+    assert result.best["round"] == 3
+
+
 def test_the_last_round_is_shipped_unless_told_otherwise() -> None:
     result = run(scripted(0, 1))
     assert result.best["round"] == 2
@@ -407,6 +424,7 @@ def test_schedules_that_depend_on_the_number_of_rounds_are_said(tmp_path: Path) 
     ("fields", "said"),
     [
         ({"keep": "best"}, "keep = 'best' needs samples that are held out of training"),
+        ({"test": "best"}, "test = 'best' needs samples that are held out of training"),
         ({"patience": 3}, "patience = 3 needs samples that are held out of training"),
         ({"validation": 1.0}, "'validation.share' = 1.0 is refused"),
         ({"validation": {"share": 0.1, "by": "class"}}, "'validation.by' = 'class' is refused"),
