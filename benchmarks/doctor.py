@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.results_file import RESULTS, save
 from fedtail import Diagnosis, Method, doctor
+from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
-from fedtail.experiment import load_experiment, make_experiment
 from fedtail.study.spec import apply_method
 
 HERE = Path(__file__).parent

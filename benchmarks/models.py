@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.results_file import save
-from fedtail.experiment import parse_overrides
+from fedtail.described import parse_overrides
 from fedtail.files import write_atomic
 from fedtail.models import ModelSpec
 from fedtail.reproduce.recipe import papers_folder

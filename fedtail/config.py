@@ -201,3 +201,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list | frozenset):
         return [_plain(item) for item in value]
     return value
+
+
+def fields_of(part: Config) -> dict[str, Any]:
+    """Return a part of an experiment as a table whose values stay objects."""
+    name = {"name": part.name} if isinstance(part, Component) else {}
+    return {**name, **{field: getattr(part, field) for field in type(part).model_fields}}
+
+
+def value_at(plain: Any, path: str) -> Any:
+    """Return what stands at ``section.field`` of plain data or of a config; nothing, if none."""
+    for key in path.split("."):
+        plain = plain.get(key) if isinstance(plain, Mapping) else getattr(plain, key, None)
+    return plain

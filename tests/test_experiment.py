@@ -26,14 +26,14 @@ from fedtail import (
     Privacy,
     run,
 )
-from fedtail.engines.robust import Median
-from fedtail.experiment import (
+from fedtail.described import (
     load_experiment,
     make_experiment,
     override,
     parse_overrides,
     parse_value,
 )
+from fedtail.engines.robust import Median
 from fedtail.losses import BalancedSoftmax
 from fedtail.models import MLP, CosineHead
 from fedtail.setting import choose_device, prepare

@@ -30,7 +30,7 @@ from fedtail import (
     run,
 )
 from fedtail.callbacks import Record
-from fedtail.experiment import load_experiment, make_experiment
+from fedtail.described import load_experiment, make_experiment
 from fedtail.plugins import load_plugins
 
 ROUNDS = 8

@@ -19,7 +19,7 @@ from fedtail import (
     Method,
     ModelState,
 )
-from fedtail.experiment import make_experiment
+from fedtail.described import make_experiment
 from fedtail.setting import prepare
 from fedtail.study.lines import Line
 from fedtail.study.runs import Run

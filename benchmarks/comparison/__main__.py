@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.comparison.gather import entry, protocol_of
 from benchmarks.results_file import RESULTS, readable
+from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
-from fedtail.experiment import load_experiment, make_experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.study.spec import safe_name
 from fedtail.study.study import compare

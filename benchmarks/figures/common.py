@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.results_file import RESULTS, save
 from fedtail import Experiment
-from fedtail.experiment import load_experiment, make_experiment
+from fedtail.described import load_experiment, make_experiment
 from fedtail.files import make_folder, write_atomic
 
 FOLDER = Path(__file__).parent

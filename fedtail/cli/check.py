@@ -74,7 +74,7 @@ def _names(plugins: list[str], asked: list[str]) -> list[str]:
 
 def _overrides(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields of the method, and of the experiment."""
-    from fedtail.experiment import override, parse_overrides
+    from fedtail.described import override, parse_overrides
 
     plain: dict[str, Any] = {"method": {}}
     for path, value in parse_overrides(words):

@@ -69,7 +69,7 @@ def info(
 ) -> None:
     """Describe a data source and, if its data is here, what is in it."""
     from fedtail.data.sources import Source
-    from fedtail.experiment import source_of
+    from fedtail.described import source_of
 
     console = Console(soft_wrap=True, highlight=False)
     kind = source_of(name)

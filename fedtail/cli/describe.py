@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.cli.options import FLAGS
+from fedtail.described import apply, load_experiment, make_experiment, parse_overrides, source_of
 from fedtail.errors import FedtailError
-from fedtail.experiment import (
-    Experiment,
-    apply,
-    load_experiment,
-    make_experiment,
-    parse_overrides,
-    source_of,
-)
+from fedtail.experiment import Experiment
 from fedtail.plugins import load_plugins, must_be_trusted, other_plugins, stored_plugins
 from fedtail.study.spec import apply_method, field_meant
 

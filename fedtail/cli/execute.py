@@ -11,9 +11,10 @@ import typer
 from fedtail.callbacks import Progress, Record, read_records
 from fedtail.callbacks.progress import ending
 from fedtail.cli.tables import make_console, say, show_run
+from fedtail.described import load_experiment, make_experiment
 from fedtail.engines.flower.launcher import Launch, make_launch, stored_launch
 from fedtail.errors import FedtailError, is_wrong_input
-from fedtail.experiment import Experiment, load_experiment, make_experiment
+from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder, free_folder
 from fedtail.loop import run
 from fedtail.metrics import shipped_record

@@ -95,7 +95,7 @@ def run_command(
     if resume is None:
         begin(experiment_from(words, flags, plugin, trust_plugins), out, launch)
         return
-    from fedtail.experiment import parse_overrides
+    from fedtail.described import parse_overrides
     from fedtail.folder import LENGTH
 
     changes = {**flags, **dict(parse_overrides(words or []))}

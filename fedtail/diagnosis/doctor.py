@@ -12,12 +12,13 @@ import tomli_w
 
 from fedtail.callbacks import Callback, Record
 from fedtail.data.held_out import Validation
+from fedtail.described import made_in_python
 from fedtail.diagnosis.parts import trained_parts
 from fedtail.diagnosis.rules import READINGS, RULES, Signal, decide, doubts, signal_of
 from fedtail.diagnosis.signals import Readings
 from fedtail.engines.robust import PlainMean
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment, made_in_python
+from fedtail.experiment import Experiment
 from fedtail.finish import NoFinish
 from fedtail.loop import run
 from fedtail.methods import FedAvg, Probe

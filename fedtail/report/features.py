@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.federation import Federation
+from fedtail.described import load_experiment, made_in_python, make_experiment
 from fedtail.engines.runtime import TEST_BATCH, numerics
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment, load_experiment, made_in_python, make_experiment
+from fedtail.experiment import Experiment
 from fedtail.folder import RunFolder
 from fedtail.metrics.groups import Groups
 from fedtail.models.ensemble import Ensemble

@@ -19,8 +19,9 @@ from pydantic import Field
 
 import fedtail
 from fedtail.config import Config
+from fedtail.described import load_experiment, make_experiment, override
 from fedtail.errors import FedtailError, unknown_name
-from fedtail.experiment import Experiment, load_experiment, make_experiment, override
+from fedtail.experiment import Experiment
 
 Scale = Literal["full", "reduced", "smoke"]
 Fields = dict[str, Any]

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.callbacks.tracking import dotted
+from fedtail.config import fields_of
+from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError
-from fedtail.experiment import (
-    Experiment,
-    apply,
-    fields_of,
-    make_experiment,
-    parse_value,
-)
+from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.study.lines import short
 from fedtail.study.runs import seeded

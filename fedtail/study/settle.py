@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import tomli_w
 
 from fedtail.callbacks import Callback, Record, Snapshot, read_records
+from fedtail.described import load_experiment
 from fedtail.errors import FedtailError, RunStopped
-from fedtail.experiment import Experiment, load_experiment
+from fedtail.experiment import Experiment
 from fedtail.folder import FREE, RunFolder
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedtail.described import apply, parse_overrides
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment, apply, parse_overrides
+from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.training import LocalTraining
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
+from fedtail.config import fields_of
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment, fields_of
+from fedtail.experiment import Experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference

@@ -19,8 +19,10 @@ from rich.text import Text
 
 from fedtail.callbacks import Record
 from fedtail.callbacks.tracking import dotted
+from fedtail.config import fields_of
+from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError, missing_extra
-from fedtail.experiment import Experiment, apply, fields_of, make_experiment, parse_value
+from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import FREE
 from fedtail.rng import derive

@@ -14,8 +14,8 @@ from command_line import fedtail
 
 from benchmarks.real.collect import collected, main
 from benchmarks.real.mitbih import with_rhythm
+from fedtail.described import make_experiment
 from fedtail.errors import FedtailError
-from fedtail.experiment import make_experiment
 
 PROTOCOLS = sorted((Path(__file__).parents[2] / "benchmarks" / "real").glob("*.toml"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtail.experiment import load_experiment, make_experiment
+from fedtail.described import load_experiment, make_experiment
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "protocols"
 FILES = sorted(FOLDER.glob("*.toml"))

@@ -10,8 +10,8 @@ import pytest
 from fedtail.cli.describe import described, experiment_from
 from fedtail.cli.options import FLAGS
 from fedtail.data.longtail import Exponential, Step
+from fedtail.described import apply, parse_overrides, parse_value
 from fedtail.errors import FedtailError
-from fedtail.experiment import apply, parse_overrides, parse_value
 from fedtail.study.spec import LONGEST, folder_name, split_spec
 
 

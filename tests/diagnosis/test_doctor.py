@@ -12,9 +12,9 @@ import pytest
 from command_line import fedtail
 
 from fedtail import Arrays, Diagnosis, Experiment, FedtailError, doctor
+from fedtail.described import load_experiment, make_experiment
 from fedtail.diagnosis.doctor import enough, probe_of
 from fedtail.diagnosis.rules import READINGS, RULES, decide
-from fedtail.experiment import load_experiment, make_experiment
 from fedtail.setting import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedtail import FedAvg, FedtailError, FunctionLoss, LossContext, Output, run
-from fedtail.experiment import make_experiment
+from fedtail.described import make_experiment
 
 CONTEXT = LossContext(torch.ones(3), torch.ones(3), 1, 1)
 

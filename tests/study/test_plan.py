@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedtail import BSM, Experiment, FedAvg, FedtailError, GlobalPrior
-from fedtail.experiment import fields_of
+from fedtail.config import fields_of
 from fedtail.study.plan import chosen, make_plan, words_of
 from fedtail.study.spec import apply_method, field_meant
 

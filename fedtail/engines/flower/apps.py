@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.callbacks import Callback, own_callbacks
+from fedtail.described import load_experiment, make_experiment
 from fedtail.engines.flower.engine import loop_over
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.records import Content
@@ -24,7 +25,6 @@ from fedtail.engines.flower.status import ForwardWarnings, StatusFiles
 from fedtail.engines.flower.store import Files
 from fedtail.engines.flower.worker import answer_content
 from fedtail.engines.runtime import numerics
-from fedtail.experiment import load_experiment, make_experiment
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.plugins import load_plugins

@@ -19,13 +19,14 @@ from typing import Any, Literal
 import tomli_w
 
 from fedtail.callbacks import Callback, Checkpoint, read_records
+from fedtail.described import made_in_python
 from fedtail.engines.embedded import Embedded
 from fedtail.engines.flower.follow import RunFollower
 from fedtail.engines.flower.processes import alive
 from fedtail.engines.flower.status import StatusFiles
 from fedtail.engines.flower.superlink import FlowerProcesses
 from fedtail.errors import FedtailError, RunStopped, missing_extra, suggestion
-from fedtail.experiment import Experiment, made_in_python
+from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import RunFolder
 from fedtail.lock import locked

@@ -13,7 +13,7 @@ from command_line import fedtail, one_sentence
 from fedtail import Experiment, FedtailError
 from fedtail.data.sources import TableFile
 from fedtail.data.texts import Texts
-from fedtail.experiment import source_of
+from fedtail.described import source_of
 
 ROWS = [("good, very good", "glad", "ann"), ("", "sad", "bob"), ('a "film"', "glad", "ann")] * 5
 

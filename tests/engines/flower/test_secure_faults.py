@@ -11,7 +11,7 @@ from real import QUICK, SECURE_PLUGIN, kill, running
 from summing import summed
 from test_secure_nodes import STEPS
 
-from fedtail.experiment import load_experiment, make_experiment
+from fedtail.described import load_experiment, make_experiment
 from fedtail.result import Result
 from fedtail.testing.executors import Spoiler, lost
 
