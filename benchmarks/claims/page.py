@@ -26,8 +26,8 @@ of what is printed; **in order only** if it is surely above zero, but less; **op
 holds zero; **not reproduced** if it is surely below; else it is **not run** yet, or **not
 testable** here. *Full scale* is what both methods take as in the paper, in hours of one core, by
 the estimate of `fedtail reproduce`. The scale of our runs stands below each paper: absolute numbers
-are not the papers', and a verdict is one about that scale. To run a claim:
-`fedtail reproduce TABLE --only "SETTING" --method ... --seeds 3`.
+are not the papers', and a verdict is one about that scale. To run claims:
+`python -m benchmarks.claims --only CReFF`.
 """
 
 
@@ -56,9 +56,8 @@ def paper(name: str, mine: Sequence[Claim], known: Sequence[Mapping[str, Any]]) 
         rows.append(row(claim, found))
         if found is not None:
             source = found.source
-            what = source.get("reduced") or "as in the paper"
-            command = source["environment"]["command"]
-            notes.append(f"- {what}: `{command}`, commit `{source['environment']['commit'][:10]}`")
+            made_with = ", ".join(f"`{commit[:10]}`" for commit in source["commits"])
+            notes.append(f"- {source['where']}, {source['scale_is']}; made with {made_with}")
         reason = claim.not_testable or claim.why
         if reason and judged(claim, found) != "reproduced":
             notes.append(f"- *{claim.says}* {reason}")

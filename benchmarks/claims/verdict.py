@@ -15,6 +15,7 @@ from fedtail.reproduce.recipe import Cell, Table, load_recipe
 from fedtail.study.paired import Difference, difference
 
 CLAIMS = Path(__file__).with_name("claims.toml")
+RUNS = RESULTS / "reproduce"
 SCALES = ("full", "reduced")
 """Whose runs count, the better first; a smoke run shows nothing."""
 ENOUGH = 0.5
@@ -80,7 +81,7 @@ def claims() -> list[Claim]:
 
 def results() -> list[dict[str, Any]]:
     """Return what `fedtail reproduce` has left, the larger scale first."""
-    paths = sorted((RESULTS / "reproduce").glob("*.json"))
+    paths = sorted(RUNS.glob("*.json"))
     read = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(
         (each for each in read if each["scale"] in SCALES), key=lambda r: SCALES.index(r["scale"])

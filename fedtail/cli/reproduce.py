@@ -246,6 +246,8 @@ def show_result(console: Console, table: Table, scale: Scale, lines: Sequence[Co
     """Print the paper's values and ours."""
     title = f"{table.recipe.where}: {table.recipe.title} (scale {scale})"
     console.print(title, style="bold", markup=False)
+    if scale != "full":
+        console.print(table.recipe.scale_is(scale), style="dim", markup=False, highlight=False)
     for group, (headings, *rows) in by_setting(lines).items():
         console.print(f"\n{group}", markup=False, soft_wrap=True, highlight=False)
         cells = [Row(name, rest) for name, *rest in rows]

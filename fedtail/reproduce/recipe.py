@@ -95,6 +95,12 @@ class Recipe(Scaled):
     rule: tuple[Rule, ...] = Field((), description="fields of some cells")
     size: dict[str, Size] = Field({}, description="sizes of the data sets")
     reduced_seeds: int = Field(3, ge=1, description="runs of each cell at the reduced scale")
+    reduced_is: str = Field("", description="what the reduced scale is, in words")
+
+    def scale_is(self, scale: Scale) -> str:
+        """Return what a scale is, in words."""
+        words = {"full": "as in the paper", "smoke": "seconds, on tiny data: numbers mean nothing"}
+        return words.get(scale, self.reduced_is)
 
 
 @dataclass(frozen=True)

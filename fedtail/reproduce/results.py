@@ -45,18 +45,23 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 
-def write_tables(folder: Path, table: Table, scale: Scale, lines: Sequence[Compared]) -> None:
-    """Write ``results.json``, ``results.csv`` and ``results.md``."""
-    rows = as_rows(lines)
-    plain = {
+def as_plain(table: Table, scale: Scale, lines: Sequence[Compared]) -> dict[str, object]:
+    """Return a table as plain data, with what it was made with."""
+    return {
         "table": table.name,
         "where": table.recipe.where,
         "title": table.recipe.title,
         "scale": scale,
+        "scale_is": table.recipe.scale_is(scale),
         "notes": list(table.recipe.notes),
         "environment": environment(),
         "numbers": [_plain(line) for line in lines],
     }
+
+
+def write_tables(folder: Path, table: Table, scale: Scale, lines: Sequence[Compared]) -> None:
+    """Write ``results.json``, ``results.csv`` and ``results.md``."""
+    rows, plain = as_rows(lines), as_plain(table, scale, lines)
     write_atomic(folder / "results.json", json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
     write_atomic(folder / "results.csv", written(rows[0], rows[1:]))
     write_atomic(folder / "results.md", markdown(table, scale, rows))
@@ -68,6 +73,8 @@ def markdown(table: Table, scale: Scale, rows: Sequence[Sequence[str]]) -> str:
     lines = [f"# {table.recipe.where}: {table.recipe.title} (scale {scale})", ""]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in body]
+    if scale != "full":
+        lines += ["", f"Scale {scale}: {table.recipe.scale_is(scale)}."]
     if table.recipe.notes:
         lines += ["", *(f"- {note}" for note in table.recipe.notes)]
     return "\n".join(lines) + "\n"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from benchmarks.claims import page
+from benchmarks.claims.__main__ import done, keep
 from benchmarks.claims.verdict import Claim, Seen, claims, hours, seen, verdict
 from benchmarks.claims.verdict import results as found_results
 from fedtail.study.paired import Difference
@@ -73,3 +76,36 @@ def test_hours_of_a_claim_are_its_two_cells() -> None:
     table = CLAIM.recipe()
     alone = Claim(**{**vars(CLAIM), "method": "FedAvg"})
     assert hours(CLAIM, table) == pytest.approx(hours(alone, table))
+
+
+def test_a_claim_is_run_and_what_tables_share_is_run_once(tmp_path: Path) -> None:
+    # RedGrape's Tables 1 and 6 print accuracy and tail accuracy of the same runs.
+    runs, to = tmp_path / "runs", tmp_path / "results"
+    by_table = {claim.table: claim for claim in claims() if claim.paper == "RedGrape"}
+    done(by_table["redgrape/table1"], "smoke", runs, to)
+    once = {path: path.stat().st_mtime_ns for path in runs.glob("*/metrics.jsonl")}
+    done(by_table["redgrape/table6"], "smoke", runs, to)
+    assert len(once) == 2  # RedGrape and CReFF; FedAvg comes with Table 6
+    assert len(list(runs.glob("*/metrics.jsonl"))) == 3
+    for path, before in once.items():
+        assert path.stat().st_mtime_ns == before
+    found = [json.loads((to / f"redgrape_table{n}.json").read_text()) for n in (1, 6)]
+    methods = [{number["method"] for number in each["numbers"]} for each in found]
+    assert methods == [{"RedGrape", "CReFF"}, {"RedGrape", "FedAvg+CE"}]
+    assert all(len(number["ours"]) == 1 for each in found for number in each["numbers"])
+
+
+def test_results_of_another_scale_do_not_stay_in_a_file(tmp_path: Path) -> None:
+    def found(scale: str, method: str, ours: float) -> dict[str, object]:
+        cell = {"dataset": "d", "setting": "s", "metric": "accuracy"}
+        return {"scale_is": scale, "numbers": [{**cell, "method": method, "ours": [ours]}]}
+
+    path = tmp_path / "table.json"
+    for scale, method, ours in (("old", "a", 1.0), ("new", "a", 2.0), ("new", "b", 3.0)):
+        keep(path, found(scale, method, ours), [scale])
+    kept = json.loads(path.read_text())
+    assert [(number["method"], number["ours"]) for number in kept["numbers"]] == [
+        ("a", [2.0]),
+        ("b", [3.0]),
+    ]
+    assert kept["commits"] == ["new"]

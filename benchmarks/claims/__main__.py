@@ -1,0 +1,98 @@
+"""Run the papers' claims at the reduced scale, and keep what they gave in `results/reproduce`.
+
+python -m benchmarks.claims --only CReFF --runs FOLDER
+
+Started again it goes on. What several tables share, such as FedAvg, is run once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims.verdict import RUNS, Claim, claims
+from benchmarks.results_file import readable
+from fedtail.cli.reproduce import compare_cells
+from fedtail.files import make_folder, write_atomic
+from fedtail.folder import FREE
+from fedtail.reproduce.recipe import Cell, Scale, Table
+from fedtail.reproduce.results import as_plain
+from fedtail.study.perform import JobNumber, perform
+from fedtail.study.plan import Planned, make_plan
+from fedtail.study.runs import read_run
+
+
+def main() -> None:
+    """Read the arguments, and do what is left of each claim."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", action="append", help="claims whose paper or sentence holds this")
+    parser.add_argument("--runs", type=Path, default=Path("runs/claims"), help="all runs")
+    parser.add_argument("--to", type=Path, default=RUNS, help="result files")
+    arguments = parser.parse_args()
+    for claim in claims():
+        named = f"{claim.paper}: {claim.says}"
+        if claim.not_testable or not any(text in named for text in arguments.only or [""]):
+            continue
+        done(claim, "reduced", arguments.runs, arguments.to)
+        print(named, flush=True)
+
+
+def done(claim: Claim, scale: Scale, runs: Path, to: Path, jobs: JobNumber = 1) -> None:
+    """Do what is left of a claim's runs, and add what they gave to the file of its table."""
+    table = claim.recipe()
+    cells = [claim.cell(table, method) for method in (claim.method, claim.beside)]
+    plans = {str(cell): planned(table, cell, scale, runs) for cell in cells}
+    plan = [each for mine in plans.values() for each in mine]
+    with closing(perform(plan, jobs)) as ended:
+        failures = {each.path: end.failure for each, end in ended if end.failure}
+    found = as_plain(table, scale, compare_cells(table, cells, plans, failures))
+    keep(to / f"{table.name.replace('/', '_')}.json", found, commits(plan))
+
+
+def planned(table: Table, cell: Cell, scale: Scale, runs: Path) -> list[Planned]:
+    """Return the runs of a cell; those of another table that are the same have the same folder."""
+    described = table.experiment(cell, scale, seed=0).describe()
+    deciding = {key: value for key, value in described.items() if key not in FREE}
+    same = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
+    variant = {str(cell): partial(table.experiment, cell, scale)}
+    seeds = range(table.seeds(scale))
+    return [
+        Planned(each.label, each.seed, each.experiment, runs / f"{same}-{each.seed}")
+        for each in make_plan(variant, seeds, runs)
+    ]
+
+
+def commits(plan: Sequence[Planned]) -> list[str]:
+    """Return the commits that runs were made with."""
+    facts = [read_run(each.path).environment or {} for each in plan if each.path.exists()]
+    return sorted({str(each.get("commit")) for each in facts})
+
+
+def keep(path: Path, found: Mapping[str, Any], made_with: Sequence[str]) -> None:
+    """Write the numbers of some cells; others of the same scale that the file has stay in it."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stays = old if old.get("scale_is") == found["scale_is"] else {}
+    key = ("dataset", "setting", "method", "metric")
+    numbers = {
+        tuple(number[name] for name in key): number
+        for number in (*stays.get("numbers", ()), *found["numbers"])
+    }
+    together = {
+        **found,
+        "commits": sorted({*stays.get("commits", ()), *made_with}),
+        "numbers": list(numbers.values()),
+    }
+    make_folder(path.parent)
+    write_atomic(path, readable(together) + "\n")
+
+
+if __name__ == "__main__":
+    main()
