@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comparison.gather import entry, protocol_of
+from benchmarks.comparison.overview import needs_server_data
 from benchmarks.results_file import RESULTS, readable
 from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
@@ -31,6 +32,8 @@ RANGES = {
     "closed-form,head=lda": {"method.head.shrinkage": "0.01..1:log"},
 }
 """Fields that only one choice of a part has, and that `fedtail/study/space.py` cannot name."""
+SERVER_PER_CLASS = 32
+"""Samples on the server, for the methods that need some; pages mark these."""
 SMALLER = {
     ("f_cifar100", "ccvr"): "ccvr,covariance=diagonal",
     ("f_cifar100", "creff"): "creff,features=10,match_steps=20,head_epochs=60",
@@ -88,8 +91,10 @@ def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
     described = load_experiment(PROTOCOLS / f"{cell}.toml")
     # Gradients of a hundred classes make checkpoints of 50 MB, and a lost run is a minute. Tests of
     # rounds that validation passes over would be a third of the time on S, and half on MIT-BIH.
-    cheaper = {"checkpoint_every": described["eval_every"], "test": "best"}
-    experiment = make_experiment({**described, **cheaper})
+    fields = {"checkpoint_every": described["eval_every"], "test": "best"}
+    if needs_server_data(method):
+        fields["server_per_class"] = SERVER_PER_CLASS
+    experiment = make_experiment({**described, **fields})
     letter = protocol_of(cell)
     tuned = Found(method, method, None, 0, 0, 0)
     if trials := TRIALS[letter]:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedtail.methods import Method
+from fedtail.study.spec import split_spec
+
 Cell = Mapping[str, Mapping[str, Any]]
 
 KINDS = {
@@ -41,8 +44,18 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     for method in order:
         shown = [_mean(method, found) for found in kinds.values()]
         mean, count = above[method]
-        rows.append(f"| `{method}` | {' | '.join(shown)} | {100 * mean:+.1f} | {count} |")
+        rows.append(f"| {marked(method)} | {' | '.join(shown)} | {100 * mean:+.1f} | {count} |")
     return "\n".join(rows)
+
+
+def needs_server_data(method: str) -> bool:
+    """Whether the server must have samples of its own, which no other method is given."""
+    return Method.registry[split_spec(method)[0]].server_data != "none"
+
+
+def marked(method: str) -> str:
+    """Return a method for a table, with a mark if it is given more than others."""
+    return f"`{method}`" + (" (samples on the server)" if needs_server_data(method) else "")
 
 
 def filled(page: str, table: str) -> str:

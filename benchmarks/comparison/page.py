@@ -15,7 +15,7 @@ import matplotlib
 
 from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
-from benchmarks.comparison.overview import Cell, filled, main_table
+from benchmarks.comparison.overview import Cell, filled, main_table, marked
 from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.methods import Method
@@ -155,7 +155,7 @@ def table(cells: Mapping[str, Cell]) -> str:
             known = [key for key in SHOWN if key in kept and None not in kept[key]]
             pair = [_score(kept[key], best[name, key]) for key in known]
             shown.append(" / ".join(pair) or "–")
-        rows.append(f"| `{method}` | {' | '.join(shown)} |")
+        rows.append(f"| {marked(method)} | {' | '.join(shown)} |")
     return "\n".join(rows)
 
 
@@ -180,7 +180,7 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
         down = sum(each.sure and each.mean < 0 for each in above)
         traffic = fmean(cell[method]["bytes"] / cell["fedavg"]["bytes"] for cell in cells.values())
         rows.append(
-            f"| `{method}` | {rank:.1f} | {f'{few[method]:.1f}' if method in few else '–'} | "
+            f"| {marked(method)} | {rank:.1f} | {f'{few[method]:.1f}' if method in few else '–'} | "
             f"{100 * mean:+.1f} | {up} / {down} | {traffic:.2f} |"
         )
     width = critical_difference(len(balanced), len(cells))

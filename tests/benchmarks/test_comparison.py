@@ -40,6 +40,11 @@ def test_the_main_table_by_hand() -> None:
     assert overview.main_table(cells, ["fedavg"]).splitlines()[2:] == rows[3:]
 
 
+def test_a_method_with_samples_on_the_server_is_marked() -> None:
+    assert overview.marked("fedic,lam=0.3") == "`fedic,lam=0.3` (samples on the server)"
+    assert overview.marked("slac") == "`slac`"
+
+
 def test_ties_share_a_rank_and_only_common_methods_are_ranked() -> None:
     # a: x 1, y and z 2.5 each; b without w: y 1, z 2, x 3.
     assert ranks.mean_ranks(MEANS) == {"y": 1.75, "x": 2.0, "z": 2.25}
