@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,23 @@ LENGTH = {"rounds", "patience"}
 MOST_CONFUSED = 200
 """With more classes no table of confusions is kept."""
 logger = logging.getLogger("fedtail")
+
+
+def first_difference(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str] = frozenset()
+) -> str:
+    """Return the first key, in order of the alphabet, whose values differ; nothing if none does.
+
+    Parameters
+    ----------
+    stored, wanted
+        Settings, as tables or under dotted names.
+    free
+        Sections that may differ.
+    """
+    keys = sorted(stored.keys() | wanted.keys())
+    odd = (key for key in keys if stored.get(key) != wanted.get(key))
+    return next((key for key in odd if key.partition(".")[0] not in free), "")
 
 
 @dataclass(frozen=True)
@@ -146,10 +163,8 @@ class RunFolder:
 
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
-        stored, wanted = self.settings(), tomllib.loads(tomli_w.dumps(settings))
-        keys = sorted((stored.keys() | wanted.keys()) - FREE - LENGTH)
-        odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
-        if odd is not None:
+        wanted = tomllib.loads(tomli_w.dumps(settings))
+        if odd := first_difference(self.settings(), wanted, FREE | LENGTH):
             raise FedtailError(
                 f"'{self.path}' holds a run with another '{odd}'; resume it as it is"
             )

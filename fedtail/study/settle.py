@@ -12,7 +12,7 @@ from fedtail.callbacks import Callback, Record, Snapshot, read_records
 from fedtail.described import load_experiment
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
-from fedtail.folder import FREE, RunFolder
+from fedtail.folder import FREE, RunFolder, first_difference
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place
 from fedtail.setting import prepare
@@ -80,9 +80,7 @@ def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
     """Refuse a folder that holds a run with other settings, or with other data made in Python."""
     described = experiment.describe()
     stored, wanted = load_experiment(folder.experiment), tomllib.loads(tomli_w.dumps(described))
-    keys = sorted((stored.keys() | wanted.keys()) - FREE)
-    odd = next((key for key in keys if stored.get(key) != wanted.get(key)), None)
-    if odd is not None:
+    if odd := first_difference(stored, wanted, FREE):
         raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
     if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
         try:

@@ -24,7 +24,7 @@ from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError, missing_extra
 from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
-from fedtail.folder import FREE
+from fedtail.folder import FREE, first_difference
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
@@ -221,16 +221,13 @@ class _Space:
         return json.dumps([described, space], sort_keys=True)
 
 
-def _first_difference(stored: str, wanted: str) -> str:
+def _other_search(stored: str, wanted: str) -> str:
     """Return the setting in which two searches differ, or the field with another range, if any."""
     (old, old_space), (new, new_space) = json.loads(stored), json.loads(wanted)
-    olds, news = dotted(old), dotted(new)
-    for key in sorted(olds.keys() | news.keys()):
-        if key.partition(".")[0] not in FREE and olds.get(key) != news.get(key):
-            return f"'{key}'"
-    ranges = sorted(old_space.keys() | new_space.keys())
-    odd = (path for path in ranges if old_space.get(path) != new_space.get(path))
-    return next((f"range of '{path}'" for path in odd), "")
+    if odd := first_difference(dotted(old), dotted(new), FREE):
+        return f"'{odd}'"
+    odd = first_difference(old_space, new_space)
+    return f"range of '{odd}'" if odd else ""
 
 
 class _Search:
@@ -253,7 +250,7 @@ class _Search:
         stored = self.study.user_attrs.get("settings")
         if stored is None:
             self.study.set_user_attr("settings", space.settings())
-        elif odd := _first_difference(stored, space.settings()):
+        elif odd := _other_search(stored, space.settings()):
             raise FedtailError(
                 f"'{out}' holds a search of '{space.label}' with another {odd}; "
                 "choose another --out"
