@@ -29,7 +29,8 @@ MARKS = "<!-- made by `python -m benchmarks.comparison.page` -->\n", "<!-- end -
 def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     """Return a row a method: balanced accuracy / few, means over the cells of a kind.
 
-    A kind is empty where the method lacks one of its cells. Sorted by the mean difference to FedAvg
+    A kind is empty where the method lacks one of its cells, and a method is left out that lacks
+    some of every kind. Sorted by the mean difference to FedAvg
     over the cells that have a tail and that the method has; methods that have less than half of
     them come last.
     """
@@ -44,7 +45,8 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     for method in order:
         shown = [_mean(method, found) for found in kinds.values()]
         mean, count = above[method]
-        rows.append(f"| {marked(method)} | {' | '.join(shown)} | {100 * mean:+.1f} | {count} |")
+        if any(shown):
+            rows.append(f"| {marked(method)} | {' | '.join(shown)} | {100 * mean:+.1f} | {count} |")
     return "\n".join(rows)
 
 

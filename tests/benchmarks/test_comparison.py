@@ -30,13 +30,14 @@ def test_the_main_table_by_hand() -> None:
     cells = {
         "f_cifar10_a": {"fedavg": entry(0.5, 0.1), "bsm": entry(0.7, 0.3)},
         "p_a": {"fedavg": entry(0.4, 0.2), "bsm": entry(0.5, 0.4)},
-        "p_b": {"fedavg": entry(0.6, 0.4)},
+        "p_b": {"fedavg": entry(0.6, 0.4), "lade": entry(0.9, 0.9)},
         "r_speech": {"fedavg": entry(0.5, None), "bsm": entry(0.5, None)},
         "n_a": {"fedavg": entry(0.9, None), "bsm": entry(0.8, None)},
     }
     rows = overview.main_table(cells).splitlines()
     assert rows[2] == "| `bsm` | 70.0 / 30.0 |  | 50.0 | 80.0 | +15.0 | 2 |"
     assert rows[3] == "| `fedavg` | 50.0 / 10.0 | 50.0 / 30.0 | 50.0 | 90.0 | +0.0 | 3 |"
+    assert len(rows) == 4  # lade has one of two cells of a kind, and no other
     assert overview.main_table(cells, ["fedavg"]).splitlines()[2:] == rows[3:]
 
 
