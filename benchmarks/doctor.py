@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from benchmarks.comparison.overview import needs_server_data
 from benchmarks.results_file import RESULTS, save
 from fedtail import Diagnosis, Method, doctor
 from fedtail.described import load_experiment, make_experiment
@@ -55,7 +56,11 @@ def cells(comparison: Path) -> Iterator[Cell]:
     """Give the cells of the comparison, of the real data, and of the choices of defaults."""
     for path in sorted(comparison.glob("*.json")):
         found = json.loads(path.read_text())
-        scores = {m: 100 * fmean(e["kept"]["balanced_accuracy"]) for m, e in found.items()}
+        scores = {
+            method: 100 * fmean(entry["kept"]["balanced_accuracy"])
+            for method, entry in found.items()
+            if not needs_server_data(method) and not method.startswith("centralised")
+        }
         yield Cell(path.stem, load_experiment(HERE / "protocols" / f"{path.stem}.toml"), scores)
     for name in REAL:
         lines = json.loads((RESULTS / "real" / f"{name}.json").read_text())["methods"]
