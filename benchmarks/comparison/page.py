@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
 RESULTS_PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
-DOOR = ("fedavg", "balancefl", "redgrape", "bsm", "bsm,prior=global", "slac")
+DOOR = ("fedavg", "fedlc", "balancefl", "creff", "redgrape", "gbme", "bsm,prior=global", "slac")
 """The methods that the README shows."""
 PICTURES = ROOT / "docs" / "figures"
 TITLES = {
