@@ -228,8 +228,10 @@ def test_the_old_attack_finds_an_old_mask_and_none_of_these() -> None:
     def old_mask(seed: int) -> int:
         return int(np.random.RandomState(seed).randint(0, 2**32, dtype=np.uint32))
 
+    masks = [old_mask(seed) for seed in range(2**12)]
+
     def searched(seen: int, known: int) -> list[int]:
-        return [s for s in range(2**12) if (known + old_mask(s)) % 2**32 == seen]
+        return [seed for seed, mask in enumerate(masks) if (known + mask) % 2**32 == seen]
 
     known, seed = 12345, 0xA1B
     assert seed in searched((known + old_mask(seed)) % 2**32, known)
