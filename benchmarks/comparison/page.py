@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
 RESULTS_PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
-DOOR = ("fedavg", "fedlc", "balancefl", "creff", "redgrape", "gbme", "bsm,prior=global", "slac")
+DOOR = (
+    *("fedavg", "fedlc", "balancefl", "creff", "redgrape", "gbme"),
+    *("bsm", "bsm,prior=global", "lade", "slac"),
+)
 """The methods that the README shows."""
 PICTURES = ROOT / "docs" / "figures"
 TITLES = {
