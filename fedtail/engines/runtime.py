@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedtail.allocator import keep_freed_memory
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.forms import Form, defect
@@ -188,6 +189,7 @@ def numerics(threads: int) -> Iterator[None]:
         torch.backends.cudnn.deterministic,
         torch.backends.cudnn.benchmark,
     )
+    keep_freed_memory()  # which changes no bits, and is for whoever computes, too
     torch.set_num_threads(threads)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:

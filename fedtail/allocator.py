@@ -1,0 +1,35 @@
+"""Freed memory is kept for the next batch, where the C library is glibc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Which limits `mallopt` is told, by their numbers in malloc.h."""
+KEPT = 512 << 20
+"""Bytes that nobody uses and that still are not given back."""
+OWN_PAGES = 32 << 20
+"""From how many bytes on a block gets pages of its own: glibc goes up to there by itself."""
+TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+"""Who has set one of these has decided already."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have this process keep some of the memory that it frees. No bit of a result changes.
+
+    The activations of a batch are freed at once, and glibc gives the end of its heap back to the
+    system; the next batch then takes a page fault for every four kilobytes, which is a fifth of
+    the time of a small network. Other systems, and allocators that were loaded in the place of
+    glibc's, are left as they are.
+    """
+    if any(name in os.environ for name in TOLD):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl or macOS, no symbols, Windows
+        return
+    mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
+    mallopt(M_TRIM_THRESHOLD, KEPT)
