@@ -16,6 +16,8 @@ from fedtail.training import LocalTraining
 
 LONG = 12.0
 """From so many hours on, a GPU is advised."""
+SAME_SPEED = ("name", "experts", "scale")
+"""What changes a network's speed little: their number is 3 or near it, and a scale is one product."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ def samples_of(table: Table, cell: Cell, experiment: Experiment) -> float:
 
 
 def network(model: ModelSpec) -> str:
-    """Return a network's name and what differs from its defaults, but for the experts."""
-    own = {key: value for key, value in model.describe().items() if key not in ("name", "experts")}
+    """Return a network's name and what differs from its defaults, as far as its speed does."""
+    own = {key: value for key, value in model.describe().items() if key not in SAME_SPEED}
     usual = {key: field.default for key, field in type(model).model_fields.items()}
     changed = [f"{key}={value}" for key, value in own.items() if value != usual[key]]
     return ",".join([model.name, *changed])

@@ -109,3 +109,7 @@ def test_results_of_another_scale_do_not_stay_in_a_file(tmp_path: Path) -> None:
         ("b", [3.0]),
     ]
     assert kept["commits"] == ["new"]
+
+
+def test_what_a_claim_takes_as_in_the_paper_is_known() -> None:
+    assert all(hours(claim, claim.recipe()) for claim in claims())
