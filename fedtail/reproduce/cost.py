@@ -17,7 +17,7 @@ from fedtail.training import LocalTraining
 LONG = 12.0
 """From so many hours on, a GPU is advised."""
 SAME_SPEED = ("name", "experts", "scale")
-"""What changes a network's speed little: their number is 3 or near it, and a scale is one product."""
+"""What changes a speed little: the recipes have about 3 experts, and a scale is one product."""
 
 
 @dataclass(frozen=True)
