@@ -50,6 +50,23 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     return "\n".join(rows)
 
 
+def kind_means(cells: Mapping[str, Cell]) -> dict[str, dict[str, float]]:
+    """Return balanced accuracy by kind with a tail and method, means over the cells of a kind.
+
+    A method stands in a kind if it has all its cells.
+    """
+    tailed = {name: cell for name, cell in cells.items() if _has_tail(cell)}
+    kinds = {title: found for key, title in KINDS.items() if (found := _begun(key, tailed))}
+    return {
+        title: {
+            method: score
+            for method in next(iter(found.values()))
+            if (score := _score(method, found, "balanced_accuracy")) is not None
+        }
+        for title, found in kinds.items()
+    }
+
+
 def needs_server_data(method: str) -> bool:
     """Whether the server must have samples of its own, which no other method is given."""
     return Method.registry[split_spec(method)[0]].server_data != "none"
@@ -72,18 +89,16 @@ def _begun(key: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
 
 
 def _mean(method: str, cells: Mapping[str, Cell]) -> str:
-    if not all(method in cell for cell in cells.values()):
-        return ""
-    scores = [
-        _average([cell[method]["kept"][key] for cell in cells.values()])
-        for key in ("balanced_accuracy", "few")
-    ]
+    scores = [_score(method, cells, key) for key in ("balanced_accuracy", "few")]
     return " / ".join(f"{100 * score:.1f}" for score in scores if score is not None)
 
 
-def _average(values: list[list[float | None]]) -> float | None:
-    known = [[v for v in seeds if v is not None] for seeds in values]
-    return fmean(fmean(seeds) for seeds in known) if all(known) else None
+def _score(method: str, cells: Mapping[str, Cell], key: str) -> float | None:
+    """Return the mean over cells and seeds; nothing if a cell lacks the method or the score."""
+    if not all(method in cell for cell in cells.values()):
+        return None
+    seeds = [[v for v in cell[method]["kept"][key] if v is not None] for cell in cells.values()]
+    return fmean(fmean(values) for values in seeds) if all(seeds) else None
 
 
 def _has_tail(cell: Cell) -> bool:

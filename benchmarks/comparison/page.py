@@ -15,8 +15,8 @@ import matplotlib
 
 from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIAL_ROUNDS, TRIALS
 from benchmarks.comparison.gather import protocol_of
-from benchmarks.comparison.overview import Cell, filled, main_table, marked
-from benchmarks.comparison.ranks import critical_difference, mean_ranks, picture, shared
+from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
+from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.methods import Method
 from fedtail.study.paired import difference
@@ -105,8 +105,7 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
         table(mine),
         "",
     ]
-    means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}
-    if len(mine) > 1 and len(shared(means)) > 2:
+    if len(mine) > 1 and len(shared(by_cell(mine))) > 2:
         lines += [ranked(letter, mine), ""]
     return "\n".join(lines)
 
@@ -142,6 +141,11 @@ def averages(cell: Cell, key: str) -> dict[str, float]:
     return {method: fmean(each) for method, each in scores.items() if None not in each}
 
 
+def by_cell(cells: Mapping[str, Cell], key: str = "balanced_accuracy") -> Means:
+    """Return one score by cell and method."""
+    return {name: averages(cell, key) for name, cell in cells.items()}
+
+
 def table(cells: Mapping[str, Cell]) -> str:
     """Return a row a method, a column a cell."""
     methods = list(dict.fromkeys(method for cell in cells.values() for method in cell))
@@ -172,7 +176,7 @@ def _score(values: Sequence[float], best: float | None) -> str:
 
 def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
     """Return mean ranks, differences to FedAvg and what methods cost, best first."""
-    found = ({name: averages(cell, key) for name, cell in cells.items()} for key in SHOWN)
+    found = (by_cell(cells, key) for key in SHOWN)
     balanced, few = (mean_ranks({n: means for n, means in each.items() if means}) for each in found)
     heads = ["", "mean rank", "mean rank, few", "above FedAvg", "surely above / below"]
     heads += ["traffic over FedAvg's"]
@@ -222,14 +226,14 @@ def write() -> None:
     PAGE.write_text(text(cells), encoding="utf-8")
     for path, page in with_tables(cells).items():
         path.write_text(page, encoding="utf-8")
-    for letter in TITLES:
-        mine = of(letter, cells)
-        means = {name: averages(cell, "balanced_accuracy") for name, cell in mine.items()}
-        if len(mine) > 1 and len(shared(means)) > 2:
+    found = {letter: by_cell(of(letter, cells)) for letter in TITLES}
+    for name, means in {**found, "kinds": kind_means(cells)}.items():
+        if len(means) > 1 and len(shared(means)) > 2:
             # Without a date and with fixed names, so that the same numbers give the same file.
             with matplotlib.rc_context({"svg.hashsalt": "ranks"}):
-                figure = picture(mean_ranks(means), len(mine))
-                figure.savefig(PICTURES / f"ranks_{letter}.svg", metadata={"Date": None})
+                over = "cells" if name in TITLES else name
+                figure = picture(mean_ranks(means), len(means), over)
+                figure.savefig(PICTURES / f"ranks_{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def critical_difference(methods: int, cells: int, level: float = 0.05) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6 * cells))
 
 
-def picture(ranks: Mapping[str, float], cells: int) -> Figure:
+def picture(ranks: Mapping[str, float], cells: int, over: str = "cells") -> Figure:
     """Draw a point a method at its mean rank, and bars over those that are not told apart."""
     names = list(ranks)
     width = critical_difference(len(names), cells)
@@ -49,5 +49,5 @@ def picture(ranks: Mapping[str, float], cells: int) -> Figure:
         axes.plot(ranks[name], place, "o", color="tab:blue")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(f"mean rank over {cells} cells; grey: not told apart from worse ones (95 %)")
+    axes.set_xlabel(f"mean rank over {cells} {over}; grey: not told apart from worse ones (95 %)")
     return figure

@@ -39,6 +39,11 @@ def test_the_main_table_by_hand() -> None:
     assert rows[3] == "| `fedavg` | 50.0 / 10.0 | 50.0 / 30.0 | 50.0 | 90.0 | +0.0 | 3 |"
     assert len(rows) == 4  # lade has one of two cells of a kind, and no other
     assert overview.main_table(cells, ["fedavg"]).splitlines()[2:] == rows[3:]
+    # What is ranked: kinds with a tail, and the methods that have all cells of one.
+    assert overview.kind_means(cells) == {
+        "CIFAR-10-LT, features": {"fedavg": 0.5, "bsm": 0.7},
+        "words and texts, features": {"fedavg": 0.5},
+    }
 
 
 def test_a_method_with_samples_on_the_server_is_marked() -> None:
