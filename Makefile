@@ -14,7 +14,7 @@ NUMERIC := $(addprefix tests/,losses methods metrics models privacy training) \
   --ignore-glob "tests/privacy/test_secure_*" --ignore-glob "tests/models/test_pretrained*"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-flower test test-slow lint bench lists docs clean
+.PHONY: help demo demo-flower test test-slow lint bench lists pages docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,12 @@ bench: $(STAMP)  ## speed and scale, as ratios in one run
 
 lists: $(STAMP)  ## write the lists of methods, in code and pages, from their classes
 	$(BIN)/python docs/lists.py
+
+pages: $(STAMP)  ## write the pages of results from the files in benchmarks/results
+	$(BIN)/python -m benchmarks.comparison.page
+	$(BIN)/python -m benchmarks.claims.page
+	$(BIN)/python -m benchmarks.attacks_page
+	$(BIN)/python -m benchmarks.peers.page
 
 docs: $(STAMP)  ## build the documentation site; a warning is an error, as in `make test`
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
