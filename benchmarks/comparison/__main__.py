@@ -26,8 +26,6 @@ from fedtail.study.tune import Found, tune
 PROTOCOLS = Path(__file__).parents[1] / "protocols"
 TRIALS = {"f": 8, "p": 8, "s": 4, "c": 0, "r": 8, "n": 4}
 """None at all: the rate of the protocol and what else a method does by default."""
-TRIAL_ROUNDS = {"s": 40, "n": 40}
-"""Rounds of a trial where they are fewer than the protocol's: a third."""
 SEEDS = {"f": 5, "p": 5, "s": 3, "c": 2, "r": 5, "n": 3}
 RANGES = {
     "closed-form,head=ridge": {"method.head.rho": "0.03..30:log"},
@@ -96,15 +94,12 @@ def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
     fields = {"checkpoint_every": described["eval_every"], "test": "best"}
     if needs_server_data(method):
         fields["server_per_class"] = SERVER_PER_CLASS
-    described = {**described, **fields}
-    experiment = make_experiment(described)
+    experiment = make_experiment({**described, **fields})
     letter = protocol_of(cell)
     tuned = Found(method, method, None, 0, 0, 0)
     if trials := TRIALS[letter]:
         ranges, out = RANGES.get(method, {}), folder / "tune"
-        rounds = TRIAL_ROUNDS.get(letter, experiment.rounds)
-        tried = make_experiment({**described, "rounds": rounds})
-        tuned = tune(tried, [method], trials=trials, ranges=ranges, out=out, jobs=1).found[0]
+        tuned = tune(experiment, [method], trials=trials, ranges=ranges, out=out, jobs=1).found[0]
         if tuned.score is None:
             raise FedtailError("no trial came to its end")
     seeds = range(1, 1 + SEEDS[letter])

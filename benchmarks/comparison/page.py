@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIAL_ROUNDS, TRIALS
+from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
 from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
@@ -112,9 +112,8 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
 
 def tuned(letter: str) -> str:
     """Say how each method's values were found."""
-    trials, rounds = TRIALS[letter], TRIAL_ROUNDS.get(letter)
-    shorter = f" of {rounds} rounds" if rounds else ""
-    return f"{trials} trials a method{shorter}." if trials else "Nothing is tuned."
+    trials = TRIALS[letter]
+    return f"{trials} trials a method." if trials else "Nothing is tuned."
 
 
 def so_far(letter: str, cells: Mapping[str, Cell]) -> str:
