@@ -16,7 +16,8 @@ from statistics import median
 
 from benchmarks.results_file import save
 from benchmarks.speed import Case, federated_round, seconds, setting_of
-from fedtail.allocator import TOLD
+from fedtail.allocator import MALLOC_VARIABLES
+from fedtail.cores import machine_load
 from fedtail.engines import Embedded
 from fedtail.engines.runtime import numerics
 from fedtail.models.cnn import SmallCNN
@@ -53,8 +54,8 @@ def _of_a_process(environment: dict[str, str]) -> list[float]:
 
 def main() -> None:
     """Measure and save."""
-    kept = {name: value for name, value in os.environ.items() if name not in TOLD}
-    given_back = kept | {TOLD[-1]: ""}
+    kept = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    given_back = kept | {MALLOC_VARIABLES[-1]: ""}
     pairs = [(_of_a_process(given_back), _of_a_process(kept)) for _ in range(PAIRS)]
     before, after = (
         [median(each) for each in zip(*side, strict=True)] for side in zip(*pairs, strict=True)
@@ -71,7 +72,7 @@ def main() -> None:
                 }
                 for case, was, now in zip(CASES, before, after, strict=True)
             ],
-            "load_of_the_machine_afterwards": [round(value, 2) for value in os.getloadavg()],
+            "load_of_the_machine_afterwards": machine_load(),
         },
     )
 

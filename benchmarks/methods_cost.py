@@ -10,7 +10,6 @@ a step are timed by themselves, so that the passes have a price: what is above i
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch.nn import functional
 
 from benchmarks.results_file import save
 from fedtail import IID, Arrays, Experiment, LocalTraining
+from fedtail.cores import machine_load
 from fedtail.data.federation import laid_out
 from fedtail.engines import Embedded
 from fedtail.engines.runtime import numerics
@@ -186,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(measure(chosen.only))
             return
         lines = [measure(name) for name in METHODS]
-    load = [round(value, 2) for value in os.getloadavg()]
-    save("methods_cost", {"methods": lines, "load_of_the_machine_afterwards": load})
+    save("methods_cost", {"methods": lines, "load_of_the_machine_afterwards": machine_load()})
 
 
 if __name__ == "__main__":

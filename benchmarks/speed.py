@@ -9,7 +9,6 @@ each the tenth percentile of the times, so that what else the machine does count
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +22,7 @@ from torch.nn import functional
 
 from benchmarks.results_file import save
 from fedtail import IID, Arrays, Experiment, FedAvg, LocalTraining
+from fedtail.cores import machine_load
 from fedtail.data.federation import laid_out
 from fedtail.engines import Embedded
 from fedtail.engines.runtime import numerics
@@ -171,8 +171,10 @@ def main() -> None:
         print(*(against_bare(case) for case in CASES if case.name == chosen.only))
         return
     bare = [against_bare(case) for case in CASES]
-    load = [round(value, 2) for value in os.getloadavg()]
-    numbers = {"samples_per_processor_second": bare, "load_of_the_machine_afterwards": load}
+    numbers = {
+        "samples_per_processor_second": bare,
+        "load_of_the_machine_afterwards": machine_load(),
+    }
     pool = {} if chosen.no_pool else {"pool_over_threads": pool_against_threads()}
     save("speed", {**numbers, **pool})
 

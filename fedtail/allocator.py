@@ -8,11 +8,11 @@ from functools import cache
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Which limits `mallopt` is told, by their numbers in malloc.h."""
-KEPT = 512 << 20
+KEPT_BYTES = 512 << 20
 """Bytes that nobody uses and that still are not given back."""
 OWN_PAGES = 32 << 20
 """From how many bytes on a block gets pages of its own: glibc goes up to there by itself."""
-TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 """Who has set one of these has decided already."""
 
 
@@ -25,11 +25,11 @@ def keep_freed_memory() -> None:
     the time of a small network. Other systems, and allocators that were loaded in the place of
     glibc's, are left as they are.
     """
-    if any(name in os.environ for name in TOLD):
+    if any(name in os.environ for name in MALLOC_VARIABLES):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl or macOS, no symbols, Windows
         return
     mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
-    mallopt(M_TRIM_THRESHOLD, KEPT)
+    mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)

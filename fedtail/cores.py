@@ -172,6 +172,11 @@ def free_between(before: Usage, after: Usage) -> int:
     return max(1, round(free))
 
 
+def machine_load() -> list[float] | None:
+    """Return the load of the machine over 1, 5 and 15 minutes; nothing where nobody tells."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
 def free_memory(root: Path = CONTROL_GROUPS, listing: Path = OWN_GROUPS) -> float:
     """Return how many bytes can be taken without swapping; infinite where nobody tells.
 

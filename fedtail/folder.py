@@ -21,6 +21,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from fedtail.cores import machine_load
 from fedtail.errors import FedtailError
 from fedtail.files import make_folder, remove, sync_folder, write_atomic
 from fedtail.lock import LOCK
@@ -209,7 +210,9 @@ class RunFolder:
         files = {
             self.path / "split.json": split,
             self.digests: json.dumps(digests, indent=1),
-            self.environment: json.dumps({**environment(), **numerics}, indent=1),
+            self.environment: json.dumps(
+                {**environment(), "load": machine_load(), **numerics}, indent=1
+            ),
             # Last: a folder with a description is a run that can be resumed.
             self.experiment: experiment,
         }

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fedtail.allocator import TOLD
+from fedtail.allocator import MALLOC_VARIABLES
 
 BATCHES, BLOCKS, MEGABYTES = 10, 4, 8
 PAGES = BLOCKS * MEGABYTES * 256
@@ -35,7 +35,9 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only 
 
 
 def faults(script: str, **told: str) -> int:
-    environment = {name: value for name, value in os.environ.items() if name not in TOLD} | told
+    environment = {
+        name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES
+    } | told
     command = [sys.executable, "-c", COUNTED + script]
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return int(printed.stdout)
@@ -46,7 +48,7 @@ def test_a_batch_takes_the_memory_of_the_one_before(script: str) -> None:
     assert faults(script) < PAGES  # of ten batches together less than one of them would cost
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", MALLOC_VARIABLES)
 def test_who_has_set_the_allocator_up_is_not_overruled(name: str) -> None:
     value = "glibc.malloc.trim_threshold=131072" if name == "GLIBC_TUNABLES" else "131072"
     assert faults(TOLD_TO_KEEP, **{name: value}) > BATCHES * PAGES // 2

@@ -56,7 +56,7 @@ def test_what_is_known_before_the_first_round(tmp_path: Path) -> None:
     assert json.loads((folder.path / "split.json").read_text()) == {"format": 1}
     facts = json.loads((folder.path / "env.json").read_text())
     assert facts["threads"] == 3
-    assert {"fedtail", "python", "torch", "numpy", "platform", "command"} <= facts.keys()
+    assert {"fedtail", "python", "torch", "numpy", "platform", "command", "load"} <= facts.keys()
     assert not folder.finished
 
 
