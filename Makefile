@@ -54,6 +54,7 @@ bench: $(STAMP)  ## speed and scale, as ratios in one run
 	$(BIN)/python -m benchmarks.features_once
 	$(BIN)/python -m benchmarks.cores
 	$(BIN)/python -m benchmarks.allocator
+	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.masks
 	$(BIN)/python -m benchmarks.round_memory

@@ -79,6 +79,11 @@ class Experiment(Config):
         "trains each alone, auto decides by their size",
     )
     threads: int = Field(1, ge=1, description="threads of each process; more change the last bits")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="what the body of a network computes in while it trains; weights, classifier, "
+        "losses and tests are in float32 always",
+    )
     device: str = Field("auto", description="where models train: auto, cpu, cuda, cuda:1, ... mps")
     min_clients: int = Field(
         0, ge=0, description="stop at a round with fewer valid updates; 0: at the third without any"

@@ -12,13 +12,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.verdict import RUNS, Claim, claims
 from benchmarks.results_file import readable
 from fedtail.cli.reproduce import compare_cells
+from fedtail.experiment import Experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.folder import FREE
 from fedtail.reproduce.recipe import Cell, Scale, Table
@@ -35,38 +35,53 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", help="claims whose paper or sentence holds this")
     parser.add_argument("--runs", type=Path, default=Path("runs/claims"), help="all runs")
+    parser.add_argument("--precision", default="float32", help="float32 or bfloat16")
     parser.add_argument("--to", type=Path, default=RUNS, help="result files")
     arguments = parser.parse_args()
     for claim in claims():
         named = f"{claim.paper}: {claim.says}"
         if claim.not_testable or not any(text in named for text in arguments.only or [""]):
             continue
-        done(claim, "reduced", arguments.runs, arguments.to)
+        done(claim, "reduced", arguments.runs, arguments.to, precision=arguments.precision)
         print(named, flush=True)
 
 
-def done(claim: Claim, scale: Scale, runs: Path, to: Path, jobs: JobNumber = 1) -> None:
+def done(
+    claim: Claim,
+    scale: Scale,
+    runs: Path,
+    to: Path,
+    jobs: JobNumber = 1,
+    precision: str = "float32",
+) -> None:
     """Do what is left of a claim's runs, and add what they gave to the file of its table."""
     table = claim.recipe()
     cells = [claim.cell(table, method) for method in (claim.method, claim.beside)]
-    plans = {str(cell): planned(table, cell, scale, runs) for cell in cells}
+    plans = {str(cell): planned(table, cell, scale, runs, precision) for cell in cells}
     plan = [each for mine in plans.values() for each in mine]
     with closing(perform(plan, jobs)) as ended:
         failures = {each.path: end.failure for each, end in ended if end.failure}
     found = as_plain(table, scale, compare_cells(table, cells, plans, failures))
+    if precision != "float32":
+        found["scale_is"] = f"{found['scale_is']}, in {precision}"
     keep(to / f"{table.name.replace('/', '_')}.json", found, commits(plan))
 
 
-def planned(table: Table, cell: Cell, scale: Scale, runs: Path) -> list[Planned]:
+def planned(
+    table: Table, cell: Cell, scale: Scale, runs: Path, precision: str = "float32"
+) -> list[Planned]:
     """Return the runs of a cell; those of another table that are the same have the same folder."""
-    described = table.experiment(cell, scale, seed=0).describe()
+
+    def of(seed: int) -> Experiment:
+        return table.experiment(cell, scale, seed).but(precision=precision)
+
+    described = of(0).describe()
     deciding = {key: value for key, value in described.items() if key not in FREE}
     same = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
-    variant = {str(cell): partial(table.experiment, cell, scale)}
     seeds = range(table.seeds(scale))
     return [
         Planned(each.label, each.seed, each.experiment, runs / f"{same}-{each.seed}")
-        for each in make_plan(variant, seeds, runs)
+        for each in make_plan({str(cell): of}, seeds, runs)
     ]
 
 

@@ -93,6 +93,7 @@ FLAGS = {
     "device": Flag(
         "device", str, "NAME", RUNNING, "where models train: auto, cpu, cuda, cuda:1 or mps"
     ),
+    "precision": Flag("precision", str, "TYPE", RUNNING),
     "secure": Flag("secure", bool, "", RUNNING),
     "epsilon": Flag(
         "privacy.epsilon",

@@ -31,6 +31,7 @@ fedtail split --data mine.npz --partition natural --png split.png
     "together",
     "threads",
     "device",
+    "precision",
     "min_clients",
     "on_client_error",
     "eval_every",

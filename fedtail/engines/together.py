@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -69,6 +70,8 @@ def why_alone(runtime: Runtime) -> str:
         return f"the optimiser is {method.local.optimizer}, not sgd"
     if runtime.client_side is not None:
         return "every client protects its own update"
+    if runtime.model.precision != torch.float32:
+        return "the network trains in less than float32"
     if any(isinstance(layer, _DropoutNd) and layer.p for layer in runtime.model.modules()):
         return "the network has dropout, which draws other numbers for many clients at once"
     return ""

@@ -111,7 +111,7 @@ class FedAlign(FedAvg[ModelState]):
             loss = super().batch_loss(run, x, y)
         if not seen:
             raise FedtailError("the model ran without calling the block that fedalign slims")
-        before, after = seen[-1]
+        before, after = (t.to(loss.dtype) for t in seen[-1])  # a body may train in bfloat16
         few = before[:, : slim.channels(before.shape[1])]
         narrow = self.lipschitz(few, slim(before))
         gap = nn.functional.mse_loss(narrow, self.lipschitz(before, after))

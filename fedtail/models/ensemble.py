@@ -67,6 +67,12 @@ class Ensemble(SplitModel):
         """The models; they share their tensors with the ensemble."""
         return self._members
 
+    def compute_in(self, precision: torch.dtype) -> None:
+        """Set what the members' bodies compute in while they train."""
+        super().compute_in(precision)
+        for member in self._members:
+            member.compute_in(precision)
+
     def output(self, x: Tensor, features: bool = True) -> Output:
         """Return the logits of the mean probability, all features, and each member's logits."""
         each = [member.output(x) for member in self._members]

@@ -126,13 +126,17 @@ class ExpertModel(SplitModel):
 
     def output(self, x: Tensor, features: bool = True) -> Output:
         """Return mean logits, features side by side, and each expert's logits."""
-        found = self._net.features(x)
+        with self.body():
+            found = self._net.features(x)
+        found = found.float() if self.halved else found
         each = self._net.heads.each(found)
         return Output(each.mean(0), found, each)
 
     def output_of(self, index: int, x: Tensor) -> Output:
         """Return one expert's logits and features; the others are not computed."""
-        features: Tensor = self._net.experts[index](self._net.trunk(x))
+        with self.body():
+            features: Tensor = self._net.experts[index](self._net.trunk(x))
+        features = features.float() if self.halved else features
         return Output(self._net.heads[index](features), features)
 
     def buffer_names(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -65,7 +66,12 @@ class SplitModel(nn.Module):
     ----------
     extra_heads
         Further heads by name (see `with_head`); `forward` does not use them.
+    precision
+        What the body computes in while it trains. Weights, classifier and losses are always in
+        float32, and so is all of a model in evaluation mode: what is tested is what is shipped.
     """
+
+    precision: torch.dtype = torch.float32
 
     def __init__(self, module: nn.Module, classifier: str | None = None) -> None:
         super().__init__()
@@ -125,9 +131,25 @@ class SplitModel(nn.Module):
         """How wide the features are."""
         return self._classifier_size("in_features")
 
+    def compute_in(self, precision: torch.dtype) -> None:
+        """Set what the body computes in while it trains."""
+        self.precision = precision
+
+    @property
+    def halved(self) -> bool:
+        """Whether the body computes in less than float32 now."""
+        return self.module.training and self.precision != torch.float32
+
+    def body(self) -> AbstractContextManager[Any]:
+        """Return what the body is run in."""
+        if not self.halved:
+            return nullcontext()
+        device = next(self.module.parameters()).device.type
+        return torch.autocast(device, self.precision)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        return logits_of(self.module(x))
+        return self.output(x, features=False).logits if self.halved else logits_of(self.module(x))
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; frozen layers stay in evaluation mode."""
@@ -145,7 +167,7 @@ class SplitModel(nn.Module):
 
     def output(self, x: Tensor, features: bool = True) -> Output:
         """Return logits and the features they were made from, or none if they are not read."""
-        if not features:
+        if not features and not self.halved:
             return Output(logits_of(self.module(x)), NO_FEATURES)
         seen: list[Tensor] = []
         classifier = self.classifier
@@ -153,13 +175,19 @@ class SplitModel(nn.Module):
         before, forward = own.get("forward"), classifier.forward
 
         def see(*args: Any, **kwargs: Any) -> Any:
-            seen.append(args[0] if args else next(iter(kwargs.values())))
-            return forward(*args, **kwargs)
+            given = args[0] if args else next(iter(kwargs.values()))
+            if not self.halved:
+                seen.append(given)
+                return forward(*args, **kwargs)
+            seen.append(given.float())
+            with torch.autocast(given.device.type, enabled=False):
+                return forward(seen[-1])
 
         # A hook would do, but to enter and remove one takes longer than a small layer computes.
         own["forward"] = see
         try:
-            logits = logits_of(self.module(x))
+            with self.body():
+                logits = logits_of(self.module(x))
         finally:
             own.pop("forward")
             if before is not None:

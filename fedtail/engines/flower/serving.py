@@ -49,7 +49,7 @@ CONFIG_NAMES = {
     field: field.replace("_", "-")
     for field in (
         *("clients", "rounds", "seed", "threads", "per_round", "min_clients", "validation"),
-        *("keep", "score", "patience", "train", "secure", "secure_threshold"),
+        *("keep", "score", "patience", "train", "precision", "secure", "secure_threshold"),
     )
 }
 """Fields of an experiment that a run's configuration may have, and their names there."""
@@ -162,6 +162,7 @@ def executor_of(
             "classes": setting.dataset.num_classes,
             "validation": experiment.validation.share,
             "train": experiment.train,
+            "precision": experiment.precision,
         },
     )
     return FlowerExecutor(grid, roster, terms, setting.runtime())
@@ -197,7 +198,9 @@ def remote(
     if experiment.clients is None:
         raise FedtailError("the run's configuration must say 'clients', how many nodes there are")
     device = choose_device(experiment.device)
-    base, trained = networks(model, method, experiment.seed, device, experiment.train)
+    base, trained = networks(
+        model, method, experiment.seed, device, experiment.train, experiment.precision
+    )
     tokens = takes_whole(base, held.x[torch.arange(min(2, len(held)))], len(classes))
     none = Samples(torch.empty(0, *shape[1:]), torch.empty(0, dtype=torch.int64))
     parts = [np.empty(0, np.int64)] * experiment.clients

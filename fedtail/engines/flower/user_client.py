@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fedtail.methods import Method
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
 from fedtail.rng import contained, derive
-from fedtail.setting import choose_device, runs_on_images, takes_whole
+from fedtail.setting import choose_device, runs_on_images, takes_whole, to_device
 
 ModelMaker = nn.Module | Callable[[], nn.Module]
 
@@ -120,8 +120,8 @@ def runtime(
     x, y = tensors_of(local)
     samples = checked_samples(x, y, int(notes["classes"]), "the local data")
     where = choose_device(device)
-    train = str(notes.get("train", "all"))
-    base, trained = networks(model, method, int(notes["seed"]), where, train)
+    told = str(notes.get("train", "all")), str(notes.get("precision", "float32"))
+    base, trained = networks(model, method, int(notes["seed"]), where, *told)
     client = introduction(context)["partition"]
     share, seed = float(notes.get("validation", 0.0)), int(notes["seed"])
     apart = held_out(samples.y.numpy(), share, seed, client) if share else np.empty(0, np.int64)
@@ -137,7 +137,12 @@ def runtime(
 
 
 def networks(
-    model: ModelMaker, method: Method[Any], seed: int, device: torch.device, train: str
+    model: ModelMaker,
+    method: Method[Any],
+    seed: int,
+    device: torch.device,
+    train: str,
+    precision: str = "float32",
 ) -> tuple[SplitModel, SplitModel]:
     """Return the user's network and the one that the method trains, on the device."""
     with contained(derive(seed, "model")):
@@ -145,11 +150,7 @@ def networks(
         base = module if isinstance(module, SplitModel) else SplitModel(module)
         base = with_trained(base, train)
         trained = method.build_model(base)
-    images = runs_on_images(trained, device)
-    for network in (base, trained):
-        network.to(device)
-        if images:
-            cast(Any, network).to(memory_format=torch.channels_last)  # torch's stub lacks it
+    to_device((base, trained), device, runs_on_images(trained, device), precision)
     return base, trained
 
 
