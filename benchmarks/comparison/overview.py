@@ -34,7 +34,7 @@ def main_table(cells: Mapping[str, Cell], only: Sequence[str] = ()) -> str:
     over the cells that have a tail and that the method has; methods that have less than half of
     them come last.
     """
-    kinds = {title: found for key, title in KINDS.items() if (found := _begun(key, cells))}
+    kinds = by_kind(cells)
     methods = only or dict.fromkeys(method for cell in cells.values() for method in cell)
     above = {method: _above(method, kinds) for method in methods}
     half = max(count for _, count in above.values()) / 2
@@ -56,15 +56,33 @@ def kind_means(cells: Mapping[str, Cell]) -> dict[str, dict[str, float]]:
     A method stands in a kind if it has all its cells.
     """
     tailed = {name: cell for name, cell in cells.items() if _has_tail(cell)}
-    kinds = {title: found for key, title in KINDS.items() if (found := _begun(key, tailed))}
     return {
         title: {
             method: score
             for method in next(iter(found.values()))
-            if (score := _score(method, found, "balanced_accuracy")) is not None
+            if (score := mean_score(method, found, "balanced_accuracy")) is not None
         }
-        for title, found in kinds.items()
+        for title, found in by_kind(tailed).items()
     }
+
+
+def by_kind(cells: Mapping[str, Cell]) -> dict[str, dict[str, Cell]]:
+    """Return the cells by the titles of their kinds; kinds that were not run are left out."""
+    kinds = {
+        title: {name: cell for name, cell in cells.items() if name.startswith(key)}
+        for key, title in KINDS.items()
+    }
+    return {title: found for title, found in kinds.items() if found}
+
+
+def mean_score(
+    method: str, cells: Mapping[str, Cell], key: str, when: str = "kept"
+) -> float | None:
+    """Return the mean over cells and seeds; nothing if a cell lacks the method or the score."""
+    if not all(method in cell for cell in cells.values()):
+        return None
+    seeds = [[v for v in cell[method][when][key] if v is not None] for cell in cells.values()]
+    return fmean(fmean(values) for values in seeds) if all(seeds) else None
 
 
 def needs_server_data(method: str) -> bool:
@@ -84,21 +102,9 @@ def filled(page: str, table: str) -> str:
     return f"{before}{begin}\n{table}\n\n{end}{rest.split(end, 1)[1]}"
 
 
-def _begun(key: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    return {name: cell for name, cell in cells.items() if name.startswith(key)}
-
-
 def _mean(method: str, cells: Mapping[str, Cell]) -> str:
-    scores = [_score(method, cells, key) for key in ("balanced_accuracy", "few")]
+    scores = [mean_score(method, cells, key) for key in ("balanced_accuracy", "few")]
     return " / ".join(f"{100 * score:.1f}" for score in scores if score is not None)
-
-
-def _score(method: str, cells: Mapping[str, Cell], key: str) -> float | None:
-    """Return the mean over cells and seeds; nothing if a cell lacks the method or the score."""
-    if not all(method in cell for cell in cells.values()):
-        return None
-    seeds = [[v for v in cell[method]["kept"][key] if v is not None] for cell in cells.values()]
-    return fmean(fmean(values) for values in seeds) if all(seeds) else None
 
 
 def _has_tail(cell: Cell) -> bool:

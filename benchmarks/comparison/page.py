@@ -13,6 +13,7 @@ from typing import Any
 
 import matplotlib
 
+from benchmarks.comparison import scores
 from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
@@ -24,6 +25,7 @@ from fedtail.study.spec import split_spec
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
+SCORES_PAGE = ROOT / "docs" / "comparison-scores.md"
 RESULTS_PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 DOOR = (
@@ -82,9 +84,9 @@ python -m benchmarks.features cifar10 cifar100 --out FOLDER
 FEDTAIL_DATA=FOLDER python -m benchmarks.comparison f_cifar10_if100_dir0.1 f_cifar100_if100_dir0.1
 ```
 
-Commit{"s" if len(commits) > 1 else ""} {", ".join(f"`{c}`" for c in commits)}; the values that were
-found, scores by seed, those of the last rounds, worst class and calibration are in the files, and
-times, of a machine that did other work too.
+[All scores](comparison-scores.md): many and medium classes, worst class, calibration, traffic and
+time. The values that were found and scores by seed are in the files.
+Commit{"s" if len(commits) > 1 else ""} {", ".join(f"`{c}`" for c in commits)}.
 
 {chr(10).join(parts)}"""
 
@@ -223,6 +225,7 @@ def write() -> None:
     """Write the page and the pictures."""
     cells = read()
     PAGE.write_text(text(cells), encoding="utf-8")
+    SCORES_PAGE.write_text(scores.text(cells), encoding="utf-8")
     for path, page in with_tables(cells).items():
         path.write_text(page, encoding="utf-8")
     found = {letter: by_cell(of(letter, cells)) for letter in TITLES}

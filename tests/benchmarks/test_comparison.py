@@ -7,13 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.comparison import overview, page, ranks
+from benchmarks.comparison import overview, page, ranks, scores
+from fedtail.metrics.scores import SCORES
 
 MEANS = {"a": {"x": 0.9, "y": 0.5, "z": 0.5}, "b": {"x": 0.2, "y": 0.4, "z": 0.3, "w": 1.0}}
 
 
 def test_the_page_is_what_the_files_say() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.text(page.read())
+    assert page.SCORES_PAGE.read_text(encoding="utf-8") == scores.text(page.read())
 
 
 def test_the_main_table_is_what_the_files_say() -> None:
@@ -44,6 +46,34 @@ def test_the_main_table_by_hand() -> None:
         "CIFAR-10-LT, features": {"fedavg": 0.5, "bsm": 0.7},
         "words and texts, features": {"fedavg": 0.5},
     }
+
+
+def test_all_scores_by_hand() -> None:
+    def entry(kept: float, last: float, cost: float) -> dict[str, object]:
+        numbers = {key: [kept, None] for key in SCORES}
+        no_tail = {key: [None, None] for key in ("many", "medium", "few")}
+        late = {key: [last, last] for key in SCORES}
+        return {"kept": numbers | no_tail, "last": late, "bytes": cost, "seconds": 3 * cost}
+
+    cells = {
+        "n_a": {"fedavg": entry(0.5, 0.4, 2.0), "bsm": entry(0.6, 0.5, 3.0)},
+        "n_b": {
+            "fedavg": entry(0.7, 0.4, 2.0),
+            "bsm": entry(0.8, 0.7, 5.0),
+            "lade": entry(1, 1, 1),
+        },
+    }
+    heads, _, *rows = scores.table(cells).splitlines()
+    # Without a tail there are no many, medium and few; a seed without a number does not count.
+    assert heads == (
+        "|  | balanced | last rounds | worst class | all samples | calibration error | traffic | "
+        "time |"
+    )
+    # bsm: (60 + 80) / 2, last (50 + 70) / 2, and (3/2 + 5/2) / 2 of the costs. lade lacks a cell.
+    assert rows == [
+        "| `bsm` | 70.0 | 60.0 | 70.0 | 70.0 | 70.0 | 2.00 | 2.00 |",
+        "| `fedavg` | 60.0 | 40.0 | 60.0 | 60.0 | 60.0 | 1.00 | 1.00 |",
+    ]
 
 
 def test_a_method_with_samples_on_the_server_is_marked() -> None:
