@@ -112,7 +112,8 @@ def keep(path: Path, method: str, found: dict[str, Any]) -> None:
     """Add a method to the file of a cell, or replace it."""
     known = json.loads(path.read_text()) if path.exists() else {}
     make_folder(path.parent)
-    write_atomic(path, readable({**known, method: found}) + "\n")
+    command = f"python -m benchmarks.comparison {path.stem} --method {method}"
+    write_atomic(path, readable({**known, method: {**found, "command": command}}) + "\n")
 
 
 if __name__ == "__main__":

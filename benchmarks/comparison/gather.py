@@ -37,7 +37,6 @@ def entry(tuned: Found, study: Study) -> dict[str, Any]:
         "last": {key: [_rounded(_last(run, key)) for run in line.runs] for key in SCORES},
         "bytes": line.bytes,
         "seconds": line.seconds,
-        "command": [" ".join(each.get("command", ())) for each in environment],
         "load": [each.get("load") for each in environment],
         "failures": {str(seed): reason for seed, reason in line.failures.items()},
         **{fact: sorted({str(each.get(fact)) for each in environment}) for fact in FACTS},
