@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import page
-from benchmarks.claims.__main__ import done, keep
+from benchmarks.claims.__main__ import done, keep, planned
 from benchmarks.claims.verdict import Claim, Seen, claims, hours, seen, verdict
 from benchmarks.claims.verdict import results as found_results
 from fedtail.study.paired import Difference
@@ -93,6 +93,18 @@ def test_a_claim_is_run_and_what_tables_share_is_run_once(tmp_path: Path) -> Non
     methods = [{number["method"] for number in each["numbers"]} for each in found]
     assert methods == [{"RedGrape", "CReFF"}, {"RedGrape", "FedAvg+CE"}]
     assert all(len(number["ours"]) == 1 for each in found for number in each["numbers"])
+
+
+def test_runs_in_bfloat16_are_other_runs(tmp_path: Path) -> None:
+    claim = claims()[0]
+    table = claim.recipe()
+    cell = claim.cell(table, claim.method)
+    whole, half = (planned(table, cell, "smoke", tmp_path, p) for p in ("float32", "bfloat16"))
+    assert [each.experiment.precision for each in half] == ["bfloat16"]
+    assert not {each.path for each in whole} & {each.path for each in half}
+    assert [each.path for each in planned(table, cell, "smoke", tmp_path)] == [
+        each.path for each in whole
+    ]
 
 
 def test_results_of_another_scale_do_not_stay_in_a_file(tmp_path: Path) -> None:
