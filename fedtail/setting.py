@@ -417,13 +417,17 @@ def network_for(experiment: Experiment, dataset: Dataset) -> tuple[SplitModel, T
     return with_trained(base, experiment.train), taken
 
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What a body may compute in, by name: a server's word is looked up, and nothing else of torch."""
+
+
 def to_device(
     models: Iterable[SplitModel], device: torch.device, images: bool, precision: str = "float32"
 ) -> None:
     """Put networks where they run, those that convolve images with channels last."""
     for model in models:
         model.to(device)
-        model.compute_in(getattr(torch, precision))
+        model.compute_in(PRECISIONS[precision])
         if images:
             cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
 

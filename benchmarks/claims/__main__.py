@@ -23,6 +23,7 @@ from fedtail.files import make_folder, write_atomic
 from fedtail.folder import FREE
 from fedtail.reproduce.recipe import Cell, Scale, Table
 from fedtail.reproduce.results import as_plain
+from fedtail.setting import PRECISIONS
 from fedtail.study.perform import JobNumber, perform
 from fedtail.study.plan import Planned, make_plan
 from fedtail.study.runs import read_run
@@ -35,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", help="claims whose paper or sentence holds this")
     parser.add_argument("--runs", type=Path, default=Path("runs/claims"), help="all runs")
-    parser.add_argument("--precision", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of training")
     parser.add_argument("--to", type=Path, default=RUNS, help="result files")
     arguments = parser.parse_args()
     for claim in claims():

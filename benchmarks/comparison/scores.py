@@ -33,10 +33,11 @@ def text(cells: Mapping[str, Cell]) -> str:
 What [the comparison](comparison.md) measured, in percent, means over the cells of a kind (their
 number in brackets) and over seeds, best balanced accuracy first. A method stands where it has all
 cells of a kind. *Balanced*, and all that follows but the *last rounds*, is of the round that
-validation chose; *last rounds* is the mean of the tests in the last ten. *Worst class*: the lowest
-accuracy of a class. *All samples*: plain accuracy on the test set. *Calibration error*: how far
-confidence is from accuracy, in fifteen bins; less is better. *Traffic* and *time* are multiples of
-FedAvg's; times are of a machine that did other work too, so one and a half is not surely above one.
+validation chose; *last rounds* is the mean of the tests in the last ten, often the last one alone.
+*Worst class*: the lowest accuracy of a class. *All samples*: plain accuracy on the test set.
+*Calibration error*: how far confidence is from accuracy, in fifteen bins; less is better.
+*Traffic* and *time* are multiples of FedAvg's; times are of a machine that did other
+work too, so one and a half is not surely above one.
 
 {chr(10).join(parts)}"""
 
