@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.comparison.__main__ import PROTOCOLS
+from benchmarks.comparison.plan import PROTOCOLS
 from benchmarks.figures.common import experiment, read_protocol
 from benchmarks.results_file import save
 from fedtail import run

@@ -2,28 +2,31 @@
 
 python -m benchmarks.features cifar10 cifar100 --out FOLDER
 FEDTAIL_DATA=FOLDER python -m benchmarks.comparison f_cifar10_if100_dir0.1 --method fedavg
+FEDTAIL_DATA=FOLDER python -m benchmarks.comparison --left
 
 Started again it goes on. After each method its cell's file in `results/comparison` is written.
+Several may run side by side: what one has begun, the others pass over.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.comparison.gather import entry, protocol_of
 from benchmarks.comparison.overview import needs_server_data
+from benchmarks.comparison.plan import PROTOCOLS, cells, known, missing, planned
 from benchmarks.results_file import RESULTS, readable
 from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import write_atomic
+from fedtail.lock import locked
 from fedtail.study.spec import safe_name
 from fedtail.study.study import compare
 from fedtail.study.tune import Found, tune
 
-PROTOCOLS = Path(__file__).parents[1] / "protocols"
 TRIALS = {"f": 8, "p": 8, "s": 4, "c": 0, "r": 8, "n": 4}
 """None at all: the rate of the protocol and what else a method does by default."""
 SEEDS = {"f": 5, "p": 5, "s": 3, "c": 2, "r": 5, "n": 3}
@@ -40,22 +43,6 @@ SMALLER = {
 }
 """What is run instead, by the beginning of a cell's name: the default sends above the limit of
 traffic (CCVR, 100 covariances of 1,280²), or takes 37 minutes of processor time a run (CReFF)."""
-METHODS = (
-    "fedavg",
-    "bsm",
-    "bsm,prior=global",
-    "bsm,prior=proxy",
-    "closed-form,head=ncm",
-    "closed-form,head=ridge",
-    "closed-form,head=lda",
-    "fedlc",
-    "creff",
-    "balancefl",
-    "gbme",
-    "redgrape",
-    "ccvr",
-    "slac",
-)
 
 
 def main() -> None:
@@ -63,22 +50,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    names = sorted(path.stem for path in PROTOCOLS.glob("*.toml"))
-    parser.add_argument("cell", nargs="+", choices=names, help="files of protocols/")
+    parser.add_argument("cell", nargs="*", help="files of protocols/, such as r_hapt")
     parser.add_argument("--method", action="append", help="as typed for compare; repeat the flag")
+    parser.add_argument("--left", action="store_true", help="what is planned and has no result")
+    parser.add_argument("--list", action="store_true", help="only say what would be done")
     parser.add_argument("--runs", type=Path, default=Path("runs/comparison"), help="all runs")
     parser.add_argument("--to", type=Path, default=RESULTS / "comparison", help="result files")
     arguments = parser.parse_args()
-    for cell in arguments.cell:
-        for method in arguments.method or METHODS:
-            try:
-                folder = arguments.runs / cell / safe_name(method)
-                found = measured(cell, typed(cell, method), folder)
-            except FedtailError as error:
-                print(f"{cell} {method}: {error}", flush=True)
-                continue
-            keep(arguments.to / f"{cell}.json", method, found)
-            print(f"{cell} {found['words']}", flush=True)
+    if not arguments.cell and not arguments.left:
+        parser.error("name a cell, or --left for what is planned and has no result")
+    if unknown := set(arguments.cell) - set(cells()):
+        parser.error(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(cells())}")
+    for cell, method in chosen(arguments.cell, arguments.method, arguments.left, arguments.to):
+        if arguments.list:
+            print(f"{cell} {method}")
+        else:
+            do(cell, method, arguments.runs / cell / safe_name(method), arguments.to)
+
+
+def chosen(
+    named: Sequence[str], methods: Sequence[str] | None, left: bool, to: Path
+) -> list[tuple[str, str]]:
+    """Return cells with their methods; `left`: only those without a result, and of any cell."""
+    if not left:
+        return [(cell, method) for cell in named for method in methods or planned(cell)]
+    return [
+        (cell, method)
+        for cell, method in missing(to)
+        if cell in (named or [cell]) and method in (methods or [method])
+    ]
+
+
+def do(cell: str, method: str, folder: Path, to: Path) -> None:
+    """Measure one method in one cell and keep it, if no other process is at it; say what became."""
+    try:
+        with locked(folder):
+            found = measured(cell, typed(cell, method), folder)
+    except FedtailError as error:
+        print(f"{cell} {method}: {error}", flush=True)
+        return
+    keep(to / f"{cell}.json", method, found)
+    print(f"{cell} {found['words']}", flush=True)
 
 
 def typed(cell: str, method: str) -> str:
@@ -110,10 +122,10 @@ def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
 
 def keep(path: Path, method: str, found: dict[str, Any]) -> None:
     """Add a method to the file of a cell, or replace it."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    make_folder(path.parent)
     command = f"python -m benchmarks.comparison {path.stem} --method {method}"
-    write_atomic(path, readable({**known, method: {**found, "command": command}}) + "\n")
+    with locked(path.parent, wait=True):
+        all_of_them = {**known(path), method: {**found, "command": command}}
+        write_atomic(path, readable(all_of_them) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ from typing import Any
 import matplotlib
 
 from benchmarks.comparison import scores
-from benchmarks.comparison.__main__ import PROTOCOLS, SMALLER, TRIALS
+from benchmarks.comparison.__main__ import SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
+from benchmarks.comparison.plan import cells as all_cells
+from benchmarks.comparison.plan import planned
 from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
-from fedtail.methods import Method
 from fedtail.study.paired import difference
-from fedtail.study.spec import split_spec
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
@@ -53,8 +53,6 @@ SAID = {
     "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
 }
 SHOWN = ("balanced_accuracy", "few")
-LEFT_OUT = {"clip2fl", "probe"}
-"""Not compared: what a pretrained teacher knows of classes, others must learn; a probe is none."""
 
 
 def read() -> dict[str, Cell]:
@@ -119,11 +117,15 @@ def tuned(letter: str) -> str:
 
 
 def so_far(letter: str, cells: Mapping[str, Cell]) -> str:
-    """Say how much of a protocol has been run."""
-    planned = len(list(PROTOCOLS.glob(f"{letter}_*.toml")))
-    methods = len(set(Method.registry) - LEFT_OUT)
-    most = len({split_spec(label)[0] for cell in cells.values() for label in cell})
-    return f"Measured so far: {len(cells)} of {planned} cells, {most} of {methods} methods."
+    """Say how much of what a protocol plans has been run."""
+    plan = {name: planned(name) for name in all_cells() if protocol_of(name) == letter}
+    asked = sum(map(len, plan.values()))
+    done = sum(
+        method in cells.get(name, ()) for name, methods in plan.items() for method in methods
+    )
+    if done == asked:
+        return "All that is planned has been run."
+    return f"Of {asked} planned results (a method in a cell) {done} are here."
 
 
 def smaller(cells: Mapping[str, Cell]) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.comparison import overview, page, ranks, scores
+from benchmarks.comparison import overview, page, plan, ranks, scores
+from benchmarks.comparison.__main__ import chosen, do, keep
+from fedtail.lock import locked
+from fedtail.methods import Method
 from fedtail.metrics.scores import SCORES
+from fedtail.study.spec import split_spec
 
 MEANS = {"a": {"x": 0.9, "y": 0.5, "z": 0.5}, "b": {"x": 0.2, "y": 0.4, "z": 0.3, "w": 1.0}}
 
@@ -105,3 +110,37 @@ def test_the_best_mean_of_a_column_is_bold() -> None:
     told = page.table(cells).splitlines()  # deviations: 0.2 / √2 = 0.141
     assert told[2] == "| `fedavg` | 60.0 ± 14.1 / 60.0 ± 14.1 |"
     assert told[3] == "| `bsm` | **70.0** ± 14.1 / **70.0** ± 14.1 |"
+
+
+def test_every_method_is_planned_somewhere_and_known_by_name() -> None:
+    every = {split_spec(method)[0] for cell in plan.cells() for method in plan.planned(cell)}
+    assert every == {
+        n for n in Method.registry if Method.registry[n].__module__[:7] == "fedtail"
+    } - (plan.LEFT_OUT)
+    # Two methods want images, and are asked for only where there are some.
+    assert {m for m in plan.planned("f_cifar10_if100_dir0.5") if m in plan.NEED_IMAGES} == set()
+    assert set(plan.planned("s_fashion_mnist_dir0.5")) > plan.NEED_IMAGES
+    assert plan.planned("s_fashion_mnist_dir0.1") == plan.planned("r_hapt") == plan.SHORTLIST
+
+
+def test_what_is_left_is_what_no_file_has(tmp_path: Path) -> None:
+    for method in plan.SHORTLIST[1:]:
+        keep(tmp_path / "r_hapt.json", method, {"words": method})
+    left = plan.missing(tmp_path)
+    assert left[:2] == [("r_hapt", "fedavg"), ("r_mitbih", "fedavg")]
+    assert len(left) == sum(len(plan.planned(c)) for c in plan.cells()) - len(plan.SHORTLIST) + 1
+    # What only three cells have is done last.
+    assert left[-1][0] in plan.ALL_METHODS
+    assert left[-1][1] not in (*plan.SHORTLIST, *plan.TABLE)
+    assert chosen(["r_hapt"], None, True, tmp_path) == [("r_hapt", "fedavg")]
+    assert chosen([], ["slac"], True, tmp_path)[0] == ("r_mitbih", "slac")
+    assert chosen(["r_hapt"], ["bsm"], False, tmp_path) == [("r_hapt", "bsm")]
+
+
+def test_what_another_process_has_begun_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / "runs"):
+        do("r_hapt", "fedavg", tmp_path / "runs", tmp_path / "results")
+    assert "r_hapt fedavg:" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()

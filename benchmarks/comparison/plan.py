@@ -1,0 +1,80 @@
+"""Which methods each protocol asks for, and what of it no result file has yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.comparison.gather import protocol_of
+from fedtail.methods import Method
+from fedtail.study.spec import split_spec
+
+PROTOCOLS = Path(__file__).parents[1] / "protocols"
+TABLE = (
+    "fedavg",
+    "bsm",
+    "bsm,prior=global",
+    "bsm,prior=proxy",
+    "closed-form,head=ncm",
+    "closed-form,head=ridge",
+    "closed-form,head=lda",
+    "fedlc",
+    "creff",
+    "balancefl",
+    "gbme",
+    "redgrape",
+    "ccvr",
+    "slac",
+)
+"""The table on frozen features: the papers' systems, and what needs no training."""
+SHORTLIST = (
+    *("fedavg", "slac", "bsm", "lade", "balancefl", "creff", "redgrape", "gbme", "fedlc", "ccvr"),
+    *("rucr", "fedloge", "fedetf", "gbme-p", "centralised"),
+)
+LEFT_OUT = {"clip2fl", "probe"}
+"""Not compared: what a pretrained teacher knows of classes, others must learn; a probe is none."""
+NEED_IMAGES = {"fedyoyo", "paco"}
+"""They train on two views of an image: nothing for features."""
+ALL_METHODS = ("f_cifar10_if100_dir0.1", "f_cifar10_if100_dir0.5", "s_fashion_mnist_dir0.5")
+"""The cells of F and S that have them all; the README of the protocols says why no others."""
+ORDER = "rpnscf"
+"""What is begun first: real clients."""
+
+
+def cells() -> list[str]:
+    """Return the names of all protocol files, in the order in which they are begun."""
+    names = sorted(path.stem for path in PROTOCOLS.glob("*.toml"))
+    return sorted(names, key=lambda name: ORDER.index(protocol_of(name)))
+
+
+def planned(cell: str) -> tuple[str, ...]:
+    """Return the methods of a cell, as they are typed; first those that have the most cells."""
+    features = protocol_of(cell) in "fp"
+    first = TABLE if features else SHORTLIST
+    if cell not in ALL_METHODS:
+        return first
+    named = {split_spec(method)[0] for method in first}
+    others = set(Method.registry) - LEFT_OUT - named - (NEED_IMAGES if features else set())
+    return (*first, *sorted(others))
+
+
+def missing(results: Path) -> list[tuple[str, str]]:
+    """Return what is planned and stands in no result file; what only some cells have, last.
+
+    Parameters
+    ----------
+    results
+        The folder with a file for each cell.
+    """
+    left = [
+        (cell, method)
+        for cell in cells()
+        for method in planned(cell)
+        if method not in known(results / f"{cell}.json")
+    ]
+    return sorted(left, key=lambda pair: pair[1] not in (*SHORTLIST, *TABLE))
+
+
+def known(path: Path) -> dict[str, dict[str, object]]:
+    """Return what the result file of a cell has, by method; nothing if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
