@@ -29,20 +29,24 @@ class Finished:
 
 def score(run: Finished, how: Score) -> float:
     """Return a score of the test set, averaged over the tested ones of the last rounds."""
-    first = run.experiment.rounds - how.last
-    values = [record.get(how.key) for record in run.history if record["round"] > first]
-    tested = [value for value in values if value is not None]
-    if not tested:
-        raise FedtailError(f"no last round of '{run.experiment.title}' has a number '{how.key}'")
-    return fmean(tested)
+    return fmean(late(run, how.last, how.key))
 
 
 def rarest(run: Finished, how: Score) -> float:
     """Return the mean accuracy of the rarest classes; ``key`` says how many they are."""
-    per_class = run.history[-1]["per_class"]
     counts = prepare(run.experiment).class_counts
     order = sorted(range(len(counts)), key=lambda c: (counts[c], c))[: int(how.key)]
-    return fmean(per_class[c] for c in order)
+    return fmean(per_class[c] for per_class in late(run, how.last, "per_class") for c in order)
+
+
+def late(run: Finished, last: int, key: str) -> list[Any]:
+    """Return what the tested ones of the last rounds have under a name."""
+    first = run.experiment.rounds - last
+    values = [record.get(key) for record in run.history if record["round"] > first]
+    tested = [value for value in values if value is not None]
+    if not tested:
+        raise FedtailError(f"no last round of '{run.experiment.title}' has a number '{key}'")
+    return tested
 
 
 def traffic_to_own_best(run: Finished, how: Score) -> float:

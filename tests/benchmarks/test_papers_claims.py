@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import page
-from benchmarks.claims.__main__ import done, keep, planned
+from benchmarks.claims.__main__ import done, keep, late, planned
 from benchmarks.claims.verdict import Claim, Seen, claims, hours, seen, verdict
 from benchmarks.claims.verdict import results as found_results
 from fedtail.study.paired import Difference
@@ -93,6 +93,19 @@ def test_a_claim_is_run_and_what_tables_share_is_run_once(tmp_path: Path) -> Non
     methods = [{number["method"] for number in each["numbers"]} for each in found]
     assert methods == [{"RedGrape", "CReFF"}, {"RedGrape", "FedAvg+CE"}]
     assert all(len(number["ours"]) == 1 for each in found for number in each["numbers"])
+    said = by_table["redgrape/table6"].says
+    assert found[1]["environment"]["command"] == (
+        f"python -m benchmarks.claims --only '{said}' --precision float32"
+    )
+
+
+def test_a_score_is_of_the_last_two_tests_or_of_more_if_the_paper_has_them() -> None:
+    creff, redgrape = (
+        claim.recipe() for claim in claims() if claim.says[:8] in ("CReFF is", "With all")
+    )
+    assert late(creff, 10).score("accuracy").last == 20
+    assert late(redgrape, 3).score("accuracy").last == 10
+    assert creff.score("accuracy").last == 1
 
 
 def test_runs_in_bfloat16_are_other_runs(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def test_a_score_is_the_mean_of_the_last_rounds_that_were_tested() -> None:
     assert measure(run, Score(last=3)) == pytest.approx(60.0)
 
 
+def test_the_rarest_are_scored_over_the_last_tested_rounds_too() -> None:
+    # Digits cut to 100 : 1 have class 9 last and 8 next: (0.2 + 0.4) / 2 now, (0 + 0.2) / 2 before.
+    experiment = Experiment(rounds=3, tail={"name": "exponential", "imbalance": 100})
+    accuracies = ([1.0] * 8 + [0.0, 0.2], None, [1.0] * 8 + [0.2, 0.4])
+    run = Finished(
+        experiment, [{"round": n, "per_class": each} for n, each in enumerate(accuracies, 1)]
+    )
+    assert measure(run, Score(measure="rarest", key="2")) == pytest.approx(30.0)
+    assert measure(run, Score(measure="rarest", key="2", last=3)) == pytest.approx(20.0)
+
+
 def test_traffic_is_counted_until_98_percent_of_the_best() -> None:
     # The best is 0.5; 0.49 is exactly 98 % of it, reached in round 2, at 2 · 1 GiB.
     run = finished(0.3, 0.49, 0.5, 0.4)
