@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparison.gather import protocol_of
 from fedtail.methods import Method
@@ -75,6 +76,6 @@ def missing(results: Path) -> list[tuple[str, str]]:
     return sorted(left, key=lambda pair: pair[1] not in (*SHORTLIST, *TABLE))
 
 
-def known(path: Path) -> dict[str, dict[str, object]]:
+def known(path: Path) -> dict[str, dict[str, Any]]:
     """Return what the result file of a cell has, by method; nothing if there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
