@@ -49,25 +49,34 @@ class Progress(Callback):
         Where to print; standard output if not given.
     clock
         Seconds from any origin.
+    warned
+        Warnings that were shown already, such as those of an earlier run of a study; added to.
     """
 
     every = 1.0
 
     def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        warned: set[str] | None = None,
     ) -> None:
         stream = safe_stream(sys.stdout)
         # Asked of the stream itself: rich takes FORCE_COLOR, common in CI, for a terminal.
         self.console = console or Console(file=stream, force_terminal=stream.isatty())
         self._clock = clock
         self._live: Live | None = None
-        self._warned: set[str] = set()
+        self._warned = set() if warned is None else warned
         self._pending: str | None = None
         self._logged = _Shown(self.on_warning)
 
+    def listen(self) -> None:
+        """Show what is logged, from now until it is closed."""
+        logging.getLogger("fedtail").addHandler(self._logged)
+
     def on_start(self, info: RunInfo) -> None:
         """Open the display."""
-        logging.getLogger("fedtail").addHandler(self._logged)
+        self.listen()
         self._info = info
         self._bytes = _bytes_before(info)
         self._started = self._round_at = self._clock()
@@ -103,7 +112,7 @@ class Progress(Callback):
 
     def on_warning(self, message: str) -> None:
         """Show a warning, the first time it is given; it may come before the start."""
-        logging.getLogger("fedtail").addHandler(self._logged)
+        self.listen()
         if message not in self._warned:
             self._warned.add(message)
             self._print(f"warning: {message}")

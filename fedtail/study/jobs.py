@@ -40,7 +40,7 @@ def side_by_side(
     jobs: int,
     hear: Hear,
     begin: Callable[[Planned], None],
-    warn: Callable[[str], None],
+    warn: Callable[[Planned, str], None],
     main: bool = True,
 ) -> Generator[tuple[Planned, Ending]]:
     """Do runs in so many processes, and yield each as it ends.
@@ -98,7 +98,7 @@ def _next(waiting: list[Planned], took: dict[str, float]) -> Planned:
 
 
 def _heard(
-    worker: RunProcess, workers: list[RunProcess], hear: Hear, warn: Callable[[str], None]
+    worker: RunProcess, workers: list[RunProcess], hear: Hear, warn: Callable[[Planned, str], None]
 ) -> Iterator[tuple[Planned, Ending]]:
     """Take one message of a process, which may be the end of its run, or its own."""
     planned, hand = worker.doing, worker.hand
@@ -117,7 +117,7 @@ def _heard(
         yield planned, Ending(f"{said} (-9 often means that memory ran out: use fewer --jobs)")
         return
     if kind == "warning":
-        warn(f"{planned.experiment.title}: {content}")
+        warn(planned, content)
     elif kind == "end":
         worker.doing = None
         yield planned, content

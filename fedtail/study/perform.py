@@ -104,8 +104,12 @@ def _here(planned: Planned, hear: Hear, overall: Overall, *more: Callback) -> En
     """Do a run in this process."""
     overall.jobs = 1
     overall.begin(planned)
-    shown: list[Callback] = [Progress(overall.console)] if overall.console else []
-    return settle(planned, [*shown, Rounds(partial(hear, planned)), *more])
+    watching = [Rounds(partial(hear, planned)), *more]
+    if overall.console is None:
+        return settle(planned, watching)
+    with closing(Progress(overall.console, warned=overall.warned)) as progress:
+        progress.listen()  # what is said of the data comes before the start
+        return settle(planned, [progress, *watching])
 
 
 def _as_it_is_worth(
@@ -163,6 +167,8 @@ class Overall:
     ----------
     jobs
         How many are done at once.
+    warned
+        Warnings of all runs so far: what they share, such as a remark on the data, is said once.
     """
 
     every = 5.0
@@ -170,6 +176,7 @@ class Overall:
     def __init__(self, console: Console | None, runs: int, ended: int = 0) -> None:
         self.console, self._runs, self._ended = console, runs, ended
         self.jobs = 1
+        self.warned: set[str] = set()
         self._began: dict[Path, float] = {}
         self._told: dict[Path, float] = {}
         self._took: list[float] = []
@@ -221,11 +228,15 @@ class Overall:
         elif self.jobs > 1:
             self._say(f"{title}: done")
 
-    def warn(self, message: str) -> None:
-        """Pass on a warning."""
+    def warn(self, planned: Planned, message: str) -> None:
+        """Pass on a warning of a run, unless another run has given the same one."""
+        if message in self.warned:
+            return
+        self.warned.add(message)
+        said = f"{planned.experiment.title}: {message}"
         if self.console is None:
-            logger.warning("%s", message)
-        self._say(f"warning: {message}")
+            logger.warning("%s", said)
+        self._say(f"warning: {said}")
 
     def _say(self, line: str, style: str = "") -> None:
         if self.console is not None:

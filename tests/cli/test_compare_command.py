@@ -170,6 +170,13 @@ def test_side_by_side_one_that_fails_does_not_stop_the_others() -> None:
     assert fedtail(*FRAGILE, "--jobs", "2").code == 0
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_all_runs_warn_of_is_said_once(jobs: str) -> None:
+    done = fedtail(*TWO, "--seeds", "2", "--imbalance", "1", "--jobs", jobs)
+    assert done.code == 0, done.err
+    assert done.out.count("the training data has no tail") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
