@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from benchmarks.results_file import save
 from fedtail.described import parse_overrides
+from fedtail.device import runs_on_images
 from fedtail.files import write_atomic
 from fedtail.models import ModelSpec
 from fedtail.reproduce.recipe import papers_folder
 from fedtail.rng import contained
-from fedtail.setting import runs_on_images
 
 MNIST, CIFAR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
 NETWORKS = {

@@ -13,12 +13,13 @@ from fedtail.data.feature_store import ENCODED_AT_ONCE
 from fedtail.data.federation import Federation
 from fedtail.data.formats.npz import write_npz
 from fedtail.data.raw import Raw
+from fedtail.device import choose_device, runs_on_images, to_device
 from fedtail.engines.runtime import numerics
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.once import Encoder
 from fedtail.rng import contained, derive
-from fedtail.setting import as_taken, choose_device, network_for, runs_on_images, to_device
+from fedtail.setting import as_taken, network_for
 from fedtail.standardise import added_up, constants_of
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedtail.data.augment import as_float
 from fedtail.data.dataset import Transform, as_numpy, checked_features, must_be_inputs
 from fedtail.data.raw import Array, arranged, numbered_labels
+from fedtail.device import choose_device, runs_on_images
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
@@ -24,7 +25,7 @@ from fedtail.model_file import ModelFile, found, network_of, spec_of
 from fedtail.models.spec import ModelSpec, Reader
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted
-from fedtail.setting import Setting, choose_device, runs_on_images
+from fedtail.setting import Setting
 
 RawInputs = Array | Sequence[str]
 """Raw inputs: arrays of numbers, or texts where a model reads those."""

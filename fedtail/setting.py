@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtail.data.augment import as_float
 from fedtail.data.dataset import Dataset, Features
@@ -19,6 +19,7 @@ from fedtail.data.formats.images import ImageFiles
 from fedtail.data.partitions import Natural
 from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
+from fedtail.device import choose_device, emulates_bfloat16, runs_on_images, to_device
 from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
 from fedtail.errors import FedtailError
@@ -287,50 +288,6 @@ def _all_of(x: Features) -> str:
     return digest({x.facts(): torch.empty(0)})
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" takes a GPU if there is one."""
-    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    available = {
-        **({"cuda": True} if cards else {}),
-        **({"mps": True} if torch.backends.mps.is_available() else {}),
-        "cpu": True,
-        **{f"cuda:{number}": True for number in range(cards)},
-    }
-    if name == "auto":
-        return torch.device(next(iter(available)))
-    if name not in available:
-        here = ", ".join([*available, "auto"])
-        raise FedtailError(f"device '{name}' is not available here (available: {here})")
-    return torch.device(name)
-
-
-def emulates_bfloat16(device: torch.device) -> bool:
-    """Whether a processor is known to compute in bfloat16 by other means: 0.1 of the speed."""
-    has: Mapping[str, Any] = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    own = ("avx512_bf16", "amx_bf16")
-    return has.get("architecture") == "x86_64" and not any(has.get(name) for name in own)
-
-
-def runs_on_images(model: nn.Module, device: torch.device) -> bool:
-    """Tell whether the network convolves images, which is faster with channels last.
-
-    Measured on CPUs from 1.0 to 1.4 times (`docs/architecture.md`); on mps it is not.
-    """
-    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    unsafe = device.type == "cpu" and any(_corrupts_memory(layer) for layer in convolutions)
-    return device.type != "mps" and bool(convolutions) and not unsafe
-
-
-def _corrupts_memory(layer: nn.Conv2d) -> bool:
-    """Whether torch 2.13 on a CPU writes out of bounds in this layer's backward pass.
-
-    It does with channels last, a stride, a 1x1 kernel and two to six input channels (a ResNet-8 of
-    width 4); the bound leaves room for machines with wider registers.
-    """
-    few = layer.in_channels // layer.groups < 16
-    return few and layer.kernel_size == (1, 1) and max(layer.stride) > 1
-
-
 def architecture(experiment: Experiment, dataset: Dataset) -> ModelLike:
     """Return the network that was asked for, or the one that suits the data."""
     model = experiment.model
@@ -415,21 +372,6 @@ def network_for(experiment: Experiment, dataset: Dataset) -> tuple[SplitModel, T
         base = with_cosine_heads(base)
         base.check(taken, dataset.num_classes)
     return with_trained(base, experiment.train), taken
-
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What a body may compute in, by name: a server's word is looked up, and nothing else of torch."""
-
-
-def to_device(
-    models: Iterable[SplitModel], device: torch.device, images: bool, precision: str = "float32"
-) -> None:
-    """Put networks where they run, those that convolve images with channels last."""
-    for model in models:
-        model.to(device)
-        model.compute_in(PRECISIONS[precision])
-        if images:
-            cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it
 
 
 def prepare(experiment: Experiment) -> Setting:

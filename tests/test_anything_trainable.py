@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedtail import Arrays, Digits, Experiment, FedAvg, FedtailError, TorchData, load, run
+from fedtail.device import choose_device
 from fedtail.models import build
-from fedtail.setting import choose_device, prepare
+from fedtail.setting import prepare
 
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(0, 30, (90, 6))

@@ -33,10 +33,11 @@ from fedtail.described import (
     parse_overrides,
     parse_value,
 )
+from fedtail.device import choose_device
 from fedtail.engines.robust import Median
 from fedtail.losses import BalancedSoftmax
 from fedtail.models import MLP, CosineHead
-from fedtail.setting import choose_device, prepare
+from fedtail.setting import prepare
 from fedtail.training import ClassBalanced, Cosine, GlobalPrior
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedtail import Experiment, run
+from fedtail.device import runs_on_images
 from fedtail.models import build
 from fedtail.models.resnet import ResNet8
-from fedtail.setting import runs_on_images
 
 CPU = torch.device("cpu")
 

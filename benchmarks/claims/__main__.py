@@ -20,12 +20,12 @@ from typing import Any
 from benchmarks.claims.verdict import RUNS, Claim, claims
 from benchmarks.results_file import readable
 from fedtail.cli.reproduce import compare_cells
+from fedtail.device import PRECISIONS
 from fedtail.experiment import Experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.folder import FREE, environment
 from fedtail.reproduce.recipe import Cell, Scale, Table
 from fedtail.reproduce.results import as_plain
-from fedtail.setting import PRECISIONS
 from fedtail.study.perform import JobNumber, perform
 from fedtail.study.plan import Planned, make_plan
 from fedtail.study.runs import read_run

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from fedtail.callbacks import Callback, RunInfo, Snapshot
 from fedtail.cores import Usage, free_between, free_memory, own_memory
+from fedtail.device import choose_device
 from fedtail.engines.auto import LOOK_AGAIN, WORTH
 from fedtail.processes import Hand, hire, keep, may_start, sent_without_script, starting_costs
-from fedtail.setting import choose_device
 from fedtail.study.plan import Planned
 
 

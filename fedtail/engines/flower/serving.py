@@ -24,6 +24,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.longtail import NoTail
 from fedtail.data.partitions import Natural
 from fedtail.data.split import Split, SplitRecipe
+from fedtail.device import choose_device, runs_on_images
 from fedtail.engines.flower.engine import loop_over
 from fedtail.engines.flower.executor import FlowerExecutor, RunTerms
 from fedtail.engines.flower.roster import Roster
@@ -37,13 +38,7 @@ from fedtail.lock import locked
 from fedtail.methods import Method
 from fedtail.privacy.plan import protection
 from fedtail.result import Result
-from fedtail.setting import (
-    Setting,
-    check_normalisation,
-    choose_device,
-    runs_on_images,
-    takes_whole,
-)
+from fedtail.setting import Setting, check_normalisation, takes_whole
 
 CONFIG_NAMES = {
     field: field.replace("_", "-")

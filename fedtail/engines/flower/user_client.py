@@ -20,6 +20,7 @@ from fedtail.data.dataset import Dataset, Samples, checked_samples
 from fedtail.data.federation import Federation
 from fedtail.data.formats.pairs import size_of, stacked
 from fedtail.data.held_out import held_out
+from fedtail.device import choose_device, runs_on_images, to_device
 from fedtail.engines.flower.records import Content
 from fedtail.engines.flower.relay import object_named
 from fedtail.engines.flower.scrubbing import PublicError
@@ -30,7 +31,7 @@ from fedtail.methods import Method
 from fedtail.models.split_model import SplitModel
 from fedtail.models.trained import with_trained
 from fedtail.rng import contained, derive
-from fedtail.setting import choose_device, runs_on_images, takes_whole, to_device
+from fedtail.setting import takes_whole
 
 ModelMaker = nn.Module | Callable[[], nn.Module]
 
