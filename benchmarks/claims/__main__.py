@@ -1,6 +1,6 @@
 """Run the papers' claims at the reduced scale, and keep what they gave in `results/reproduce`.
 
-python -m benchmarks.claims --only CReFF --runs FOLDER
+python -m benchmarks.claims --only CReFF --precision bfloat16 --runs FOLDER
 
 Started again it goes on. What several tables share, such as FedAvg, is run once.
 """

@@ -29,7 +29,7 @@ the estimate of `fedtail reproduce`. The scale of our runs stands below each pap
 are not the papers', and a verdict is one about that scale. A run's score is the mean of its last
 two tests, because one round alone is noise: that was decided when the first claim had been run,
 which is **open** by its last rounds alone (+11.4, −2.5 to +25.3), and before all others. To run
-claims: `python -m benchmarks.claims --only CReFF`.
+claims: `python -m benchmarks.claims --only CReFF --precision bfloat16`.
 """
 
 
