@@ -11,6 +11,8 @@ from fedtail.study.study import Study
 from fedtail.study.tune import Found
 
 FACTS = ("commit", "fedtail", "torch", "python", "platform")
+DRAWS = "even"
+"""How trials are drawn (`fedtail/study/draws.py`); of results that do not say it, at random."""
 LAST = 10
 """Rounds at the end whose tests are averaged, beside the round that is kept."""
 
@@ -26,6 +28,7 @@ def entry(tuned: Found, study: Study) -> dict[str, Any]:
     environment = [run.environment or {} for run in line.runs]
     return {
         "words": tuned.words,
+        "draws": DRAWS,
         "validation": tuned.score,
         "trials": tuned.trials,
         "given_up": tuned.given_up,

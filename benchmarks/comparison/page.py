@@ -18,7 +18,7 @@ from benchmarks.comparison.__main__ import SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
 from benchmarks.comparison.plan import cells as all_cells
-from benchmarks.comparison.plan import planned
+from benchmarks.comparison.plan import current, is_old, planned
 from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.study.paired import difference
@@ -53,6 +53,7 @@ SAID = {
     "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
 }
 SHOWN = ("balanced_accuracy", "few")
+OLD = "†"
 
 
 def read() -> dict[str, Cell]:
@@ -100,7 +101,7 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
     lines = [
         f"## {TITLES[letter]}",
         "",
-        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}",
+        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}{old(mine)}",
         "",
         table(mine),
         "",
@@ -120,9 +121,7 @@ def so_far(letter: str, cells: Mapping[str, Cell]) -> str:
     """Say how much of what a protocol plans has been run."""
     plan = {name: planned(name) for name in all_cells() if protocol_of(name) == letter}
     asked = sum(map(len, plan.values()))
-    done = sum(
-        method in cells.get(name, ()) for name, methods in plan.items() for method in methods
-    )
+    done = sum(len(current(name, cells.get(name, {})) & set(plan[name])) for name in plan)
     if done == asked:
         return "All that is planned has been run."
     return f"Of {asked} planned results (a method in a cell) {done} are here."
@@ -136,6 +135,16 @@ def smaller(cells: Mapping[str, Cell]) -> str:
         if any(name.startswith(f"{cell}_") and method in mine for name, mine in cells.items())
     ]
     return "".join(said)
+
+
+def old(cells: Mapping[str, Cell]) -> str:
+    """Say what the mark of a result means that is to be made again, where the table has one."""
+    if not any(is_old(name, m, entry) for name, cell in cells.items() for m, entry in cell.items()):
+        return ""
+    return (
+        f" {OLD}: found with random trials, each method's own; to be made again with trials that "
+        "are spread evenly, at the same rates for all."
+    )
 
 
 def averages(cell: Cell, key: str) -> dict[str, float]:
@@ -165,7 +174,8 @@ def table(cells: Mapping[str, Cell]) -> str:
             kept = cell[method]["kept"] if method in cell else {}
             known = [key for key in SHOWN if key in kept and None not in kept[key]]
             pair = [_score(kept[key], best[name, key]) for key in known]
-            shown.append(" / ".join(pair) or "–")
+            mark = OLD if method in cell and is_old(name, method, cell[method]) else ""
+            shown.append(" / ".join(pair) + mark or "–")
         rows.append(f"| {marked(method)} | {' | '.join(shown)} |")
     return "\n".join(rows)
 

@@ -1,7 +1,8 @@
 """A search for each method's hyper-parameters, by the score of what clients hold out.
 
-Trials are asked for and told in batches of one size, and each is drawn from a seed of its own: what
-is found depends neither on how many run side by side, nor on whether the search was interrupted.
+Trials are asked for and told in batches of one size. The first are spread evenly (`draws.py`), the
+others drawn from a seed of their own each: what is found depends neither on how many run side by
+side, nor on whether the search was interrupted.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
     from optuna import Study as Search
     from optuna import Trial
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
 
 TRIALS_AT_ONCE = 5
 """So many trials of a method are drawn before the next ones know what they gave."""
+SPREAD = 10
+"""So many trials are spread evenly, before what they gave decides where to look."""
 DATABASE, RESULT = "tune.db", "tuned.json"
 
 
@@ -270,10 +274,21 @@ class _Search:
         batch = [optuna.Trial(self.study, trial._trial_id) for trial in open_]
         first = (len(known) - len(open_)) // TRIALS_AT_ONCE * TRIALS_AT_ONCE
         for number in range(len(known), min(first + TRIALS_AT_ONCE, trials)):
-            seed = derive(self.space.experiment.seed, f"tune/{self.space.label}", number)
-            self.study.sampler = optuna.samplers.TPESampler(seed=seed % 2**32)
+            self.study.sampler = self._sampler(number)
             batch.append(self.study.ask(self.space.distributions))
         return [_Trial(self, trial) for trial in batch]
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """Return what draws the values of a trial."""
+        from optuna.samplers import TPESampler
+
+        from fedtail.study.draws import Given, first_draw
+
+        experiment, space = self.space.experiment, self.space.distributions
+        if number < SPREAD:
+            return Given(first_draw(space, number, experiment.method))
+        seed = derive(experiment.seed, f"tune/{self.space.label}", number)
+        return TPESampler(n_startup_trials=SPREAD, seed=seed % 2**32)
 
     def planned(self, trial: Trial) -> Planned:
         """Return the run of a trial."""

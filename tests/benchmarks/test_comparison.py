@@ -125,7 +125,7 @@ def test_every_method_is_planned_somewhere_and_known_by_name() -> None:
 
 def test_what_is_left_is_what_no_file_has(tmp_path: Path) -> None:
     for method in plan.SHORTLIST[1:]:
-        keep(tmp_path / "r_hapt.json", method, {"words": method})
+        keep(tmp_path / "r_hapt.json", method, {"words": method, "draws": "even"})
     left = plan.missing(tmp_path)
     assert left[:2] == [("r_hapt", "fedavg"), ("r_mitbih", "fedavg")]
     assert len(left) == sum(len(plan.planned(c)) for c in plan.cells()) - len(plan.SHORTLIST) + 1
@@ -135,6 +135,29 @@ def test_what_is_left_is_what_no_file_has(tmp_path: Path) -> None:
     assert chosen(["r_hapt"], None, True, tmp_path) == [("r_hapt", "fedavg")]
     assert chosen([], ["slac"], True, tmp_path)[0] == ("r_mitbih", "slac")
     assert chosen(["r_hapt"], ["bsm"], False, tmp_path) == [("r_hapt", "bsm")]
+
+
+def test_results_of_random_trials_are_made_again_where_all_are(tmp_path: Path) -> None:
+    cells = {"n_fashion_mnist": {"slac"}, "r_hapt": {"slac", "ccvr"}, "c_cifar10": {"ccvr"}}
+    for cell, methods in cells.items():
+        for method in methods:
+            keep(tmp_path / f"{cell}.json", method, {"words": method})
+    left = plan.missing(tmp_path)
+    # C has no trials; elsewhere it is one method of R, and all of N.
+    assert ("n_fashion_mnist", "slac") in left
+    assert ("r_hapt", "ccvr") in left
+    assert ("r_hapt", "slac") not in left
+    assert ("c_cifar10", "ccvr") not in left
+    keep(tmp_path / "r_hapt.json", "ccvr", {"draws": "even"})
+    assert ("r_hapt", "ccvr") not in plan.missing(tmp_path)
+
+    def entry(**more: str) -> dict[str, object]:
+        return {"kept": {"balanced_accuracy": [0.5], "few": [None]}, **more}
+
+    shown = {"n_fashion_mnist": {"slac": entry(), "bsm": entry(draws="even")}}
+    assert page.table(shown).splitlines()[2:] == ["| `slac` | **50.0**† |", "| `bsm` | **50.0** |"]
+    assert page.old(shown).startswith(" †: ")
+    assert page.old({"n_fashion_mnist": {"bsm": entry(draws="even")}}) == ""
 
 
 def test_what_another_process_has_begun_is_passed_over(
