@@ -16,11 +16,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from scipy.stats.qmc import Halton
 
-RATE = "local.lr"
+LOCAL_RATE = "local.lr"
 """The field whose values all methods share."""
 
 
-class Given(BaseSampler):
+class FixedDraw(BaseSampler):
     """Draws what it was given.
 
     Parameters
@@ -72,7 +72,7 @@ def first_draw(space: Mapping[str, BaseDistribution], number: int, method: Any) 
     sequence = Halton(len(space), scramble=False)
     sequence.fast_forward(number + 1)
     (point,) = sequence.random(1)
-    order = sorted(space, key=lambda path: path != RATE)
+    order = sorted(space, key=lambda path: path != LOCAL_RATE)
     return {path: _at(space[path], float(u)) for path, u in zip(order, point, strict=True)}
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 TRIALS_AT_ONCE = 5
 """So many trials of a method are drawn before the next ones know what they gave."""
-SPREAD = 10
+EVEN_TRIALS = 10
 """So many trials are spread evenly, before what they gave decides where to look."""
 DATABASE, RESULT = "tune.db", "tuned.json"
 
@@ -282,13 +282,13 @@ class _Search:
         """Return what draws the values of a trial."""
         from optuna.samplers import TPESampler
 
-        from fedtail.study.draws import Given, first_draw
+        from fedtail.study.draws import FixedDraw, first_draw
 
         experiment, space = self.space.experiment, self.space.distributions
-        if number < SPREAD:
-            return Given(first_draw(space, number, experiment.method))
+        if number < EVEN_TRIALS:
+            return FixedDraw(first_draw(space, number, experiment.method))
         seed = derive(experiment.seed, f"tune/{self.space.label}", number)
-        return TPESampler(n_startup_trials=SPREAD, seed=seed % 2**32)
+        return TPESampler(n_startup_trials=EVEN_TRIALS, seed=seed % 2**32)
 
     def planned(self, trial: Trial) -> Planned:
         """Return the run of a trial."""
