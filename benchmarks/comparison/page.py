@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.comparison import scores
+from benchmarks.comparison import draws, scores
 from benchmarks.comparison.__main__ import SMALLER, TRIALS
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
@@ -68,6 +68,7 @@ def text(cells: Mapping[str, Cell]) -> str:
         {c[:10] for cell in cells.values() for e in cell.values() for c in e["commit"]}
     )
     parts = [part(letter, cells) for letter in TITLES if of(letter, cells)]
+    parts += [twice] if (twice := draws.text(draws.read(), cells)) else []
     return f"""# The comparison
 
 <!-- Written by `python -m benchmarks.comparison.page` from benchmarks/results/comparison. -->

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.comparison import overview, page, plan, ranks, scores
+from benchmarks.comparison import draws, overview, page, plan, ranks, scores
 from benchmarks.comparison.__main__ import chosen, do, keep
 from fedtail.lock import locked
 from fedtail.methods import Method
@@ -158,6 +158,20 @@ def test_results_of_random_trials_are_made_again_where_all_are(tmp_path: Path) -
     assert page.table(shown).splitlines()[2:] == ["| `slac` | **50.0**† |", "| `bsm` | **50.0** |"]
     assert page.old(shown).startswith(" †: ")
     assert page.old({"n_fashion_mnist": {"bsm": entry(draws="even")}}) == ""
+
+
+def test_what_draws_change_by_hand() -> None:
+    def entry(score: float, **more: str) -> dict[str, object]:
+        return {"kept": {"balanced_accuracy": [score - 0.1, score + 0.1]}, **more}
+
+    before = {name: entry(score) for name, score in {"a": 0.2, "b": 0.4, "c": 0.6}.items()}
+    scores = {"a": 0.5, "b": 0.4, "c": 0.5999}
+    now = {name: entry(score, draws="even") for name, score in scores.items()}
+    # +30, 0, -0.01; ranks 1 2 3 become 2 1 3: 1 - 6 (1 + 1) / (3 · 8) = 0.5.
+    (row,) = draws.text({"n_x_y": before}, {"n_x_y": now}).splitlines()[-1:]
+    assert row == "| x y | 3 | +10.0 | 10.0 | `a` +30.0 | `c` -0.0 | 0.50 |"
+    # One that has not been run again does not count, and two are too few for an order.
+    assert draws.text({"n_x_y": before}, {"n_x_y": {**now, "a": before["a"]}}) == ""
 
 
 def test_what_another_process_has_begun_is_passed_over(
