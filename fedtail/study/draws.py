@@ -78,7 +78,12 @@ def first_draw(space: Mapping[str, BaseDistribution], number: int, method: Any) 
 
 def _value(method: Any, path: str) -> Any:
     """Return the value that a method has of a field; nothing if it has no such part."""
-    return reduce(lambda part, name: getattr(part, name, None), path.split("."), method)
+
+    def of(path: str) -> Any:
+        return reduce(lambda part, name: getattr(part, name, None), path.split("."), method)
+
+    value = of(path)
+    return of(f"loss.{path}") if value is None else value  # a field may be short for the loss's
 
 
 def _within(distribution: Any, value: Any) -> Any:

@@ -22,10 +22,16 @@ def test_the_first_trial_is_the_method_as_it_is() -> None:
     }
 
 
+def test_what_is_short_for_a_field_of_the_loss_is_found_there() -> None:
+    found = first_draw(make_space(FedLC, (), {}, {}), 0, FedLC(tau=3.0, absent=0.5))
+    assert (found["tau"], found["absent"]) == (3.0, 0.5)
+
+
 def test_a_value_outside_its_range_is_moved_and_none_is_the_middle() -> None:
     assert first_draw(RATE, 0, FedAvg(local={"lr": 5.0})) == {"local.lr": 1.0}
-    # FedLC has its τ from the loss, if none is given: the middle of 0.1..10 is √(0.1·10) = 1.
-    assert first_draw(make_space(FedLC, (), {}, {}), 0, FedLC())["tau"] == pytest.approx(1)
+    # A field that the method lacks: the middle of 0.1..10 is √(0.1·10) = 1.
+    odd = {"mu": FloatDistribution(0.1, 10.0, log=True)}
+    assert first_draw(odd, 0, FedAvg())["mu"] == pytest.approx(1)
     grid = {"local.lr": CategoricalDistribution([0.1, 0.2, 0.4])}
     assert first_draw(grid, 0, FedAvg(local={"lr": 0.4})) == {"local.lr": 0.4}
     assert first_draw(grid, 0, FedAvg(local={"lr": 0.3})) == {"local.lr": 0.2}
