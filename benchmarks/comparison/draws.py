@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from statistics import fmean
 
@@ -10,7 +9,6 @@ from scipy.stats import spearmanr
 
 from benchmarks.comparison.gather import DRAWS
 from benchmarks.comparison.overview import Cell
-from benchmarks.results_file import RESULTS
 
 FEWEST = 3
 """Methods that a cell needs, for its order to mean anything."""
@@ -23,14 +21,14 @@ stayed (Spearman's rank correlation).
 """
 
 
-def read() -> dict[str, Cell]:
-    """Return the results of random trials, of the cells that began anew."""
-    paths = sorted((RESULTS / "random_draws").glob("*.json"))
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-
-
 def text(before: Mapping[str, Cell], cells: Mapping[str, Cell]) -> str:
-    """Return the part of the page; nothing until a cell has been run twice."""
+    """Return the part of the page; nothing until a cell has been run twice.
+
+    Parameters
+    ----------
+    before, cells
+        Results of random trials, and those of today.
+    """
     found = {name: moves(old, cells.get(name, {})) for name, old in before.items()}
     rows = [row(name, moved) for name, moved in found.items() if len(moved) >= FEWEST]
     if not rows:

@@ -28,7 +28,7 @@ def entry(tuned: Found, study: Study) -> dict[str, Any]:
     environment = [run.environment or {} for run in line.runs]
     return {
         "words": tuned.words,
-        "draws": DRAWS,
+        "draws": DRAWS if tuned.trials else None,
         "validation": tuned.score,
         "trials": tuned.trials,
         "given_up": tuned.given_up,

@@ -56,9 +56,9 @@ SHOWN = ("balanced_accuracy", "few")
 OLD = "†"
 
 
-def read() -> dict[str, Cell]:
-    """Return the result files by cell."""
-    paths = sorted((RESULTS / "comparison").glob("*.json"))
+def read(folder: str = "comparison") -> dict[str, Cell]:
+    """Return the result files of a folder by cell."""
+    paths = sorted((RESULTS / folder).glob("*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
@@ -68,7 +68,7 @@ def text(cells: Mapping[str, Cell]) -> str:
         {c[:10] for cell in cells.values() for e in cell.values() for c in e["commit"]}
     )
     parts = [part(letter, cells) for letter in TITLES if of(letter, cells)]
-    parts += [twice] if (twice := draws.text(draws.read(), cells)) else []
+    parts += [twice] if (twice := draws.text(read("random_draws"), cells)) else []
     return f"""# The comparison
 
 <!-- Written by `python -m benchmarks.comparison.page` from benchmarks/results/comparison. -->
