@@ -42,11 +42,18 @@ def emulates_bfloat16(device: torch.device) -> bool:
 def runs_on_images(model: nn.Module, device: torch.device) -> bool:
     """Tell whether the network convolves images, which is faster with channels last.
 
-    Measured on CPUs from 1.0 to 1.4 times (`docs/architecture.md`); on mps it is not.
+    Measured on CPUs from 1.0 to 1.4 times (`docs/architecture.md`); on mps it is not, nor on CPUs
+    with GroupNorm, unless PyTorch's max-pooling is there, whose other layout is slower still.
     """
-    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    unsafe = device.type == "cpu" and any(_corrupts_memory(layer) for layer in convolutions)
-    return device.type != "mps" and bool(convolutions) and not unsafe
+    layers = list(model.modules())
+    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    if device.type == "mps" or not convolutions:
+        return False
+    grouped = any(isinstance(layer, nn.GroupNorm) for layer in layers)
+    pooled = any(isinstance(layer, nn.MaxPool2d) for layer in layers)
+    slow = grouped and not pooled
+    unsafe = any(_corrupts_memory(layer) for layer in convolutions)
+    return device.type != "cpu" or not (slow or unsafe)
 
 
 def _corrupts_memory(layer: nn.Conv2d) -> bool:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from fedtail.errors import FedtailError
+from fedtail.models.pooling import HalvingMax
 from fedtail.models.spec import ModelSpec, Shape
 from fedtail.models.split_model import SplitModel
 
@@ -31,9 +32,9 @@ class SmallCNN(ModelSpec):
             layers[f"conv{number}"] = nn.Conv2d(inputs, width, 3, padding=1)
             if self.norm != "none":
                 layers[f"norm{number}"] = self._norm(width)
+            if number < 3:  # before the ReLU, which then has a quarter to do
+                layers[f"pool{number}"] = self._pool()
             layers[f"relu{number}"] = nn.ReLU()
-            if number < 3:
-                layers[f"pool{number}"] = nn.MaxPool2d(2)
             inputs = width
         layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         layers["fc"] = nn.Linear(inputs, num_classes)
@@ -41,6 +42,9 @@ class SmallCNN(ModelSpec):
 
     def _norm(self, width: int) -> nn.Module:
         return nn.BatchNorm2d(width) if self.norm == "batch" else nn.GroupNorm(width // 4, width)
+
+    def _pool(self) -> nn.Module:
+        return HalvingMax() if self.norm == "group" else nn.MaxPool2d(2)
 
 
 @ModelSpec.register("digits_cnn")
