@@ -19,6 +19,7 @@ from fedtail.exchange import Ledger, drive, first_reason
 from fedtail.finish import Jury, shipped_network
 from fedtail.metrics import Evaluation, client_scores, personal_scores, scores
 from fedtail.metrics.scores import SCORES, class_scores
+from fedtail.one_body import evaluated_together
 from fedtail.protocol import ClientId, Server, Task, Update
 from fedtail.reduce import Reduced
 from fedtail.setting import Setting
@@ -157,7 +158,7 @@ class Scoring:
                 replies = self.engine.perform(few, server.round, server.rounds, single=True)
                 self.warn_after(server, replies.dropped)
                 dropped += replies.dropped
-                tested = map(self.own_evaluation, replies.found.each)
+                tested = self.own_evaluations(replies.found.each)
                 each += [self.scores(one) for one in tested if one.samples]
         if not each and dropped and all(d.raised for d in dropped):
             raise RunStopped(
@@ -166,11 +167,17 @@ class Scoring:
             )
         return each
 
+    def own_evaluations(self, updates: Sequence[Update]) -> Iterable[Evaluation]:
+        """Test clients' own models: on their own test samples if it is known which these are."""
+        if self.own_samples:
+            return map(self.own_evaluation, updates)
+        models = [update.payload.group("model") for update in updates]
+        together = evaluated_together(self.setting.runtime(), models)
+        return map(self.engine.evaluate, models) if together is None else together
+
     def own_evaluation(self, update: Update) -> Evaluation:
-        """Test a client's own model: on its own test samples if it is known which these are."""
+        """Test a client's own model on its own test samples."""
         model = update.payload.group("model")
-        if not self.own_samples:
-            return self.engine.evaluate(model)
         federation, classes = self.setting.federation, self.setting.dataset.num_classes
         tested = self.setting.runtime().load_tested(model)
         positions = federation.tested_by(int(self.setting.split.owners[update.client]))

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from fedtail import Arrays, Callback, FedAvg, ModelState, Payload, RunStopped, run
+from fedtail import Arrays, Callback, FedAvg, FedLoGe, FedRoD, ModelState, Payload, RunStopped, run
 from fedtail.engines.executor import Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form, like
@@ -205,3 +205,49 @@ def test_the_streams_are_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Runtime, "perform", noting)
     run(tiny.experiment(Constant(local=tiny.quick()), rounds=1))
     assert turns == [("training", 0)] * 4 + [("test", 0)] * 6
+
+
+class OwnBodies(Constant):
+    """Client k's model differs from the next one's in its first layer, too."""
+
+    @action
+    def insist(self, payload: Payload, client: Client) -> Payload:
+        answer = super().insist(payload, client)
+        answer.tensors["model/1.weight"][0] = client.id
+        return answer
+
+
+def passes(monkeypatch: pytest.MonkeyPatch, method: Any) -> tuple[Any, int]:
+    """Run two rounds; return the last scores of own models, and how often the body was run."""
+    bodies: list[int] = []
+    features = SplitModel.features
+
+    def counting(self: SplitModel, x: torch.Tensor) -> torch.Tensor:
+        bodies.append(len(x))
+        return features(self, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitModel, "features", counting)
+        last = run(tiny.experiment(method.but(local=tiny.quick()), rounds=2, eval_every=2)).metrics
+    return last["personal"], len(bodies)
+
+
+@pytest.mark.parametrize("method", [Constant(), FedRoD(), FedLoGe()])
+def test_one_pass_of_the_body_is_for_all_that_share_it(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, bodies = passes(monkeypatch, method)
+    assert bodies == 1  # of twelve test samples, for six models
+    monkeypatch.setattr("fedtail.scoring.evaluated_together", lambda runtime, models: None)
+    alone, bodies = passes(monkeypatch, method)
+    assert bodies == 0
+    for key in ("loss", "ece", "per_class"):  # float32, were another kernel chosen for the head
+        assert together["mean"][key] == pytest.approx(alone["mean"][key], abs=1e-6)
+    assert together["accuracy"] == pytest.approx(alone["accuracy"])
+    assert together["models"] == alone["models"] == 6
+
+
+def test_bodies_that_differ_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    personal, bodies = passes(monkeypatch, OwnBodies())
+    assert bodies == 0
+    assert personal["mean"]["per_class"] == pytest.approx([2 / 6, 2 / 6, 1 / 6, 1 / 6])
