@@ -108,10 +108,10 @@ class Experiment(Config):
     score: Literal[
         "accuracy", "balanced_accuracy", "many", "medium", "few", "tail", "worst_class", "loss"
     ] = Field("balanced_accuracy", description="the validation score that rounds are compared by")
-    test: Literal["every", "best"] = Field(
+    test: Literal["every", "best", "none"] = Field(
         "every",
         description="which validated rounds are tested: every one, or those that are the best so "
-        "far on validation, and the last",
+        "far on validation, and the last, or none",
     )
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"

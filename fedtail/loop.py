@@ -350,11 +350,14 @@ class Loop:
             self.choice.look(number, scores, trial.model)
             if self.choice.best is not None and experiment.keep == "best":
                 scores["kept"] = self.choice.best.round
-        over = self.is_last(number) or bool(self.stopped(number))
-        if over or experiment.test == "every" or self.choice.is_best(number):
+        if experiment.test == "every" or (experiment.test == "best" and self.ships(number)):
             trial = self.scoring.tested(trial, state, server)
         self.scored = trial
         return trial
+
+    def ships(self, number: int) -> bool:
+        """Whether the model of a round may be shipped: it is the best so far, or the last."""
+        return self.choice.is_best(number) or self.is_last(number) or bool(self.stopped(number))
 
     def who(self, ledger: Ledger) -> dict[str, Any]:
         """Return who took part, who was left out, and each one's traffic, if that may be known."""
@@ -398,8 +401,9 @@ class Loop:
         if self.folder is not None:
             known = self.scored if kept is None and network is loaded else None
             merged = shipped if network is loaded else tensors
-            evaluation = (known and known.evaluation) or self.engine.evaluate(merged)
-            self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
+            if self.setting.experiment.test != "none":
+                evaluation = (known and known.evaluation) or self.engine.evaluate(merged)
+                self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)
         for callback in self.callbacks:
             callback.on_end(shipped_record(history), tensors)

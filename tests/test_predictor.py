@@ -287,6 +287,15 @@ def test_export_says_when_there_is_nothing_to_check_with(tmp_path: Path) -> None
     assert (tmp_path / "run" / "model.pt2").is_file()
 
 
+def test_an_untested_run_is_exported_with_its_first_test(tmp_path: Path) -> None:
+    chosen = Experiment(rounds=1, test="none", device="cpu")
+    run(chosen, out=tmp_path / "run")
+    done = fedtail("export", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    assert "359 of 359 predictions are those of the model" in done.out
+    assert done.out.endswith(", and the run was not tested\n")
+
+
 def test_export_notices_another_test_set(tmp_path: Path) -> None:
     run(Experiment(data=npz(tmp_path), rounds=1, device="cpu"), out=tmp_path / "run")
     test: dict[str, Any] = {"x_test": TABLE[80:], "y_test": np.roll(NAMES[80:], 1)}

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fedtail import Arrays, Callback, Experiment, FedAvg, FedtailError, Method, ModelState, run
+from fedtail.data.federation import Federation
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.forms import LARGEST
@@ -29,6 +30,7 @@ from fedtail.protocol import Payload, Server, Update
 from fedtail.reduce import Reduced, reduced
 from fedtail.scoring import never_validated
 from fedtail.setting import prepare
+from fedtail.study.runs import read_run
 from fedtail.validation import count, form_of_counts, validation_scores
 
 Y = np.array([0, 0, 0, 0, 1, 1] * 2)
@@ -178,6 +180,21 @@ def test_only_rounds_that_may_be_shipped_are_tested() -> None:
     assert [record["per_class"] is None for record in best.history] == [False, False, True, False]
     assert validated(best, "accuracy") == validated(every, "accuracy")
     assert (best.digest, best.metrics["accuracy"]) == (every.digest, every.metrics["accuracy"])
+
+
+def test_untested_a_run_ships_the_same_and_reads_no_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = run(scripted(1, 0, 1, keep="best"))
+    for way in ("test_batch", "test_samples"):
+        monkeypatch.delattr(Federation, way)
+    result = run(scripted(1, 0, 1, keep="best", test="none"), out=tmp_path / "run")
+    assert result.digest == every.digest
+    assert validated(result, "accuracy") == validated(every, "accuracy")
+    assert [record["accuracy"] for record in result.history] == [None] * 3
+    assert not (tmp_path / "run" / "confusion.json").exists()
+    found = read_run(tmp_path / "run")
+    assert (found.tested, (found.validated or {})["round"]) == (None, 2)
 
 
 def test_the_round_in_which_patience_ends_is_tested() -> None:

@@ -65,8 +65,16 @@ class Run:
     @property
     def tested(self) -> Plain | None:
         """The round whose model is shipped, among those that were tested: the kept, or the last."""
-        tested = [record for record in self.records if record.get("accuracy") is not None]
-        return dict(shipped_record(tested)) if tested else None
+        return _shipped([record for record in self.records if record.get("accuracy") is not None])
+
+    @property
+    def validated(self) -> Plain | None:
+        """The same among the rounds that were validated, tested or not."""
+        return _shipped([record for record in self.records if record.get("validation")])
+
+
+def _shipped(records: list[Plain]) -> Plain | None:
+    return dict(shipped_record(records)) if records else None
 
 
 def seeded(label: str, seed: int) -> str:

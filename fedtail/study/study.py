@@ -99,7 +99,7 @@ class Study:
 def _mean(line: Line, score: str | None) -> float | None:
     if score is not None:
         return line.score(score)[0]
-    return moments([validation_score(run.tested or {}) for run in line.runs])[0]
+    return moments([validation_score(run.validated or {}) for run in line.runs])[0]
 
 
 def _kept(text: str, path: str | Path | None) -> str:

@@ -196,7 +196,7 @@ class _Space:
         except FedtailError as error:
             raise FedtailError(f"{label}: {error}") from None
         must_be_validated(self.experiment)
-        self._plain["test"] = "best"  # tests choose nothing here
+        self._plain["test"] = "none"  # tests choose nothing here
         _, *fields = split_spec(label)
         fixed = [field.partition("=")[0] for field in fields]
         kind = method_class(self._plain)
@@ -333,7 +333,7 @@ class _Trial:
 
         score = None
         if not ending.failure and not ending.given_up:
-            score = validation_score(read_run(self.planned.path).tested or {}, self._score)
+            score = validation_score(read_run(self.planned.path).validated or {}, self._score)
         if score is not None:
             self._search.study.tell(self._trial, score)
         else:

@@ -52,6 +52,7 @@ def test_the_score_is_that_of_the_best_trial(held_out: list[str]) -> None:
     last = [read_records(path)[-1] for path in Path("out").rglob("metrics.jsonl")]
     scores = [record["validation"]["balanced_accuracy"] for record in last]
     assert row["score"] == max(scores)
+    assert {record["accuracy"] for record in last} == {None}  # the test set is not looked at
 
 
 def test_a_search_goes_on_where_it_was_stopped(
