@@ -21,9 +21,11 @@ from benchmarks.claims.verdict import RUNS, Claim, claims
 from benchmarks.results_file import readable
 from fedtail.cli.reproduce import compare_cells
 from fedtail.device import PRECISIONS
+from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
-from fedtail.files import make_folder, write_atomic
+from fedtail.files import write_atomic
 from fedtail.folder import FREE, environment
+from fedtail.lock import locked
 from fedtail.reproduce.recipe import Cell, Scale, Table
 from fedtail.reproduce.results import as_plain
 from fedtail.study.perform import JobNumber, perform
@@ -44,12 +46,18 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of training")
     parser.add_argument("--to", type=Path, default=RUNS, help="result files")
     arguments = parser.parse_args()
-    for claim in claims():
-        named = f"{claim.paper}: {claim.says}"
-        if claim.not_testable or not any(text in named for text in arguments.only or [""]):
-            continue
-        done(claim, "reduced", arguments.runs, arguments.to, precision=arguments.precision)
-        print(named, flush=True)
+    chosen = {
+        text: [claim for claim in claims() if text in str(claim) and not claim.not_testable]
+        for text in arguments.only or [""]
+    }
+    if unknown := [text for text, found in chosen.items() if not found]:
+        parser.error(f"no claim that can be tested holds {' or '.join(map(repr, unknown))}")
+    for claim in dict.fromkeys(claim for found in chosen.values() for claim in found):
+        try:
+            done(claim, "reduced", arguments.runs, arguments.to, precision=arguments.precision)
+            print(claim, flush=True)
+        except FedtailError as error:
+            print(f"{claim} {error}", flush=True)
 
 
 def done(
@@ -67,8 +75,11 @@ def done(
     plans = {str(cell): planned(table, cell, scale, runs, precision) for cell in cells}
     plan = [each for mine in plans.values() for each in mine]
     with closing(perform(plan, jobs)) as ended:
-        failures = {each.path: end.failure for each, end in ended if end.failure}
-    found = as_plain(table, scale, compare_cells(table, cells, plans, failures))
+        failures = {str(each): end.failure for each, end in ended if end.failure}
+    if failures:  # values are paired by their place, so there has to be one of each seed
+        said = "; ".join(f"{label}: {why}" for label, why in failures.items())
+        raise FedtailError(f"Nothing is kept of it, because runs failed: {said}")
+    found = as_plain(table, scale, compare_cells(table, cells, plans, {}))
     found["scale_is"] = f"{found['scale_is']}, in {precision}, mean of the last {TESTS} tests"
     command = f"python -m benchmarks.claims --only {quote(claim.says)} --precision {precision}"
     found["environment"] = {**environment(), "command": command}
@@ -114,20 +125,20 @@ def commits(plan: Sequence[Planned]) -> list[str]:
 
 def keep(path: Path, found: Mapping[str, Any], made_with: Sequence[str]) -> None:
     """Write the numbers of some cells; others of the same scale that the file has stay in it."""
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    stays = old if old.get("scale_is") == found["scale_is"] else {}
     key = ("dataset", "setting", "method", "metric")
-    numbers = {
-        tuple(number[name] for name in key): number
-        for number in (*stays.get("numbers", ()), *found["numbers"])
-    }
-    together = {
-        **found,
-        "commits": sorted({*stays.get("commits", ()), *made_with}),
-        "numbers": list(numbers.values()),
-    }
-    make_folder(path.parent)
-    write_atomic(path, readable(together) + "\n")
+    with locked(path.parent, wait=True):
+        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        stays = old if old.get("scale_is") == found["scale_is"] else {}
+        numbers = {
+            tuple(number[name] for name in key): number
+            for number in (*stays.get("numbers", ()), *found["numbers"])
+        }
+        together = {
+            **found,
+            "commits": sorted({*stays.get("commits", ()), *made_with}),
+            "numbers": list(numbers.values()),
+        }
+        write_atomic(path, readable(together) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ class Claim:
     why: str = ""
     not_testable: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.paper}: {self.says}"
+
     def recipe(self) -> Table:
         """Return the table as `fedtail reproduce` runs it."""
         return load_recipe(self.table)
@@ -89,7 +92,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def seen(claim: Claim, known: Sequence[Mapping[str, Any]]) -> Seen | None:
-    """Return the first runs that have both methods of a claim in its cell."""
+    """Return the first runs that have both methods of a claim in its cell, all seeds of them."""
     for result in known:
         if result["table"] != claim.table:
             continue
@@ -98,6 +101,7 @@ def seen(claim: Claim, known: Sequence[Mapping[str, Any]]) -> Seen | None:
             for n in result["numbers"]
             if (n["dataset"], n["setting"], n["metric"])
             == (claim.dataset, claim.setting, claim.metric)
+            and not n["failures"]
         }
         if values.get(claim.method) and values.get(claim.beside):
             return Seen(values[claim.method], values[claim.beside], result)

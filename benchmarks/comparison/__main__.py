@@ -23,7 +23,8 @@ from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
 from fedtail.files import write_atomic
 from fedtail.lock import locked
-from fedtail.study.spec import safe_name
+from fedtail.methods import Method
+from fedtail.study.spec import safe_name, split_spec
 from fedtail.study.study import compare
 from fedtail.study.tune import Found, tune
 
@@ -61,6 +62,9 @@ def main() -> None:
         parser.error("name a cell, or --left for what is planned and has no result")
     if unknown := set(arguments.cell) - set(cells()):
         parser.error(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(cells())}")
+    methods = {split_spec(method)[0] for method in arguments.method or []}
+    if unknown := methods - set(Method.registry):
+        parser.error(f"no such method: {', '.join(sorted(unknown))}")
     for cell, method in chosen(arguments.cell, arguments.method, arguments.left, arguments.to):
         if arguments.list:
             print(f"{cell} {method}")

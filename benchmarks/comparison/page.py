@@ -190,9 +190,15 @@ def _score(values: Sequence[float], best: float | None) -> str:
 
 def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
     """Return mean ranks, differences to FedAvg and what methods cost, best first."""
-    found = (by_cell(cells, key) for key in SHOWN)
-    balanced, few = (mean_ranks({n: means for n, means in each.items() if means}) for each in found)
-    heads = ["", "mean rank", "mean rank, few", "above FedAvg", "surely above / below"]
+    balanced = mean_ranks(by_cell(cells))
+    rare = {
+        name: {method: means[method] for method in balanced}
+        for name, means in by_cell(cells, "few").items()
+        if means  # this cell has a tail
+    }
+    few = mean_ranks(rare) if rare else {}
+    over = "" if len(rare) == len(cells) else f" ({len(rare)} cell{'s' if len(rare) > 1 else ''})"
+    heads = ["", "mean rank", f"mean rank, few{over}", "above FedAvg", "surely above / below"]
     heads += ["traffic over FedAvg's"]
     rows = [f"|{'|'.join(f' {head} ' for head in heads)}|", "|---" * len(heads) + "|"]
     for method, rank in balanced.items():
@@ -202,7 +208,7 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
         down = sum(each.sure and each.mean < 0 for each in above)
         traffic = fmean(cell[method]["bytes"] / cell["fedavg"]["bytes"] for cell in cells.values())
         rows.append(
-            f"| {marked(method)} | {rank:.1f} | {f'{few[method]:.1f}' if method in few else '–'} | "
+            f"| {marked(method)} | {rank:.1f} | {f'{few[method]:.1f}' if few else '–'} | "
             f"{100 * mean:+.1f} | {up} / {down} | {traffic:.2f} |"
         )
     width = critical_difference(len(balanced), len(cells))

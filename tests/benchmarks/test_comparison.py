@@ -112,6 +112,26 @@ def test_the_best_mean_of_a_column_is_bold() -> None:
     assert told[3] == "| `bsm` | **70.0** ± 14.1 / **70.0** ± 14.1 |"
 
 
+def test_ranks_of_rare_classes_are_those_of_the_same_methods_where_there_is_a_tail() -> None:
+    def entry(balanced: float, few: float | None) -> dict[str, object]:
+        kept = {"balanced_accuracy": [balanced], "few": [few]}
+        return {"kept": kept, "seeds": [1], "bytes": 1}
+
+    tail = {
+        "fedavg": entry(0.5, 0.1),
+        "bsm": entry(0.6, 0.3),
+        "slac": entry(0.7, 0.2),
+        "lade": entry(0.8, 0.4),  # not in the other cell, so it takes nobody's rank
+    }
+    none = {name: entry(0.5, None) for name in ("fedavg", "bsm", "slac")}
+    told = page.ranked("r", {"r_a": tail, "r_b": none}).splitlines()
+    assert "| mean rank, few (1 cell) |" in told[7]
+    rows = {row.split("`")[1]: row.split("|")[3].strip() for row in told[9:]}
+    assert rows == {"bsm": "1.0", "slac": "2.0", "fedavg": "3.0"}
+    told = page.ranked("n", {"n_a": none, "n_b": none}).splitlines()
+    assert told[9].split("|")[3].strip() == "–"
+
+
 def test_every_method_is_planned_somewhere_and_known_by_name() -> None:
     every = {split_spec(method)[0] for cell in plan.cells() for method in plan.planned(cell)}
     assert every == {
@@ -148,6 +168,8 @@ def test_results_of_random_trials_are_made_again_where_all_are(tmp_path: Path) -
     assert ("r_hapt", "ccvr") in left
     assert ("r_hapt", "slac") not in left
     assert ("c_cifar10", "ccvr") not in left
+    keep(tmp_path / "r_mitbih.json", "bsm,prior=global", {})  # planned nowhere in R
+    assert ("r_mitbih", "bsm,prior=global") in plan.missing(tmp_path)
     keep(tmp_path / "r_hapt.json", "ccvr", {"draws": "even"})
     assert ("r_hapt", "ccvr") not in plan.missing(tmp_path)
 

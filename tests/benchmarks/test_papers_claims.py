@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import page
-from benchmarks.claims.__main__ import done, keep, late, planned
+from benchmarks.claims.__main__ import done, keep, late, main, planned
 from benchmarks.claims.verdict import Claim, Seen, claims, hours, seen, verdict
 from benchmarks.claims.verdict import results as found_results
+from fedtail.errors import FedtailError
+from fedtail.lock import locked
 from fedtail.study.paired import Difference
 
 
@@ -49,13 +51,19 @@ CLAIM = Claim("P", "says", "creff/table1", "CIFAR-10-LT", "IF=100;Dir alpha=0.5"
 
 
 def test_runs_of_the_cell_are_found_and_paired_by_seed() -> None:
-    def number(method: str, ours: list[float], setting: str = CLAIM.setting) -> dict[str, object]:
+    def number(
+        method: str,
+        ours: list[float],
+        setting: str = CLAIM.setting,
+        failures: list[str] | None = None,
+    ) -> dict[str, object]:
         return {
             "dataset": CLAIM.dataset,
             "setting": setting,
             "method": method,
             "metric": "accuracy",
             "ours": ours,
+            "failures": failures or [],
         }
 
     other = {"table": "creff/table1", "numbers": [number("CReFF", [1.0], "IF=50;Dir alpha=0.5")]}
@@ -68,6 +76,9 @@ def test_runs_of_the_cell_are_found_and_paired_by_seed() -> None:
     assert pair.source is both
     assert (pair.gain.mean, pair.gain.low, pair.gain.high) == (3.0, 3.0, 3.0)
     assert seen(CLAIM, [other]) is None
+    # Without one of the seeds the places of values are not those of seeds.
+    failed = number("CReFF", [8.0], failures=["seed 0: no memory"])
+    assert seen(CLAIM, [{**both, "numbers": [number("FedAvg", [1.0, 5.0]), failed]}]) is None
 
 
 def test_hours_of_a_claim_are_its_two_cells() -> None:
@@ -97,6 +108,25 @@ def test_a_claim_is_run_and_what_tables_share_is_run_once(tmp_path: Path) -> Non
     assert found[1]["environment"]["command"] == (
         f"python -m benchmarks.claims --only '{said}' --precision float32"
     )
+
+
+def test_of_a_run_that_fails_nothing_is_kept(tmp_path: Path) -> None:
+    claim = claims()[0]
+    table = claim.recipe()
+    run = planned(table, claim.cell(table, claim.beside), "smoke", tmp_path / "runs")[0].path
+    with locked(run), pytest.raises(FedtailError, match=r"Nothing is kept of it.*in use by"):
+        done(claim, "smoke", tmp_path / "runs", tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("text", ["creff", "ImageNet"])
+def test_a_text_that_no_claim_holds_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["claims", "--only", text])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"no claim that can be tested holds '{text}'" in capsys.readouterr().err
 
 
 def test_a_score_is_of_the_last_two_tests_or_of_more_if_the_paper_has_them() -> None:
