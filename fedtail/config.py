@@ -125,8 +125,11 @@ class Config(BaseModel):
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, checked again; what was not given stays so."""
-        given = {field: getattr(self, field) for field in self.model_fields_set}
-        return type(self)(**{**given, **changes})
+        return type(self)(**{**self.given(), **changes})
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that were given, as a table whose values stay objects."""
+        return {field: getattr(self, field) for field in self.model_fields_set}
 
     def _values(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in type(self).model_fields}

@@ -23,6 +23,7 @@ SCORES = (
     "ece",
 )
 """The keys of a tested round that are single numbers; ``per_class`` is a list."""
+LESS_IS_BETTER = ("loss", "ece")
 
 
 def scores(

@@ -11,7 +11,7 @@ import numpy as np
 from fedtail.errors import FedtailError
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import ShotGroups
-from fedtail.metrics.scores import SCORES
+from fedtail.metrics.scores import LESS_IS_BETTER, SCORES
 from fedtail.report.by_client import by_client
 from fedtail.report.facts import cautions, head_facts
 from fedtail.report.features import GROUPS, SIDES, FeatureView
@@ -20,7 +20,6 @@ from fedtail.study.runs import Plain, Run
 from fedtail.study.tables import TITLES
 from fedtail.version import __version__
 
-LESS_IS_BETTER = ("loss", "ece")
 MOST_CELLS = 20_000
 """Cells of a heat map; of a larger split the first clients are shown."""
 MOST_POINTS = 1000

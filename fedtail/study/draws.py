@@ -16,6 +16,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from scipy.stats.qmc import Halton
 
+from fedtail.described import parse_value
+
 LOCAL_RATE = "local.lr"
 """The field whose values all methods share."""
 
@@ -89,10 +91,16 @@ def _value(method: Any, path: str) -> Any:
 def _within(distribution: Any, value: Any) -> Any:
     """Return the nearest value of a range; its middle for what is no number or not on the list."""
     if isinstance(distribution, CategoricalDistribution):
-        return value if value in distribution.choices else _at(distribution, 0.5)
+        named = getattr(value, "name", value)  # a part of the method is typed by its name
+        same = (choice for choice in distribution.choices if _read(choice) == named)
+        return next(same, _at(distribution, 0.5))
     if not isinstance(value, int | float):
         return _at(distribution, 0.5)
     return min(max(value, distribution.low), distribution.high)
+
+
+def _read(choice: Any) -> Any:
+    return parse_value(choice) if isinstance(choice, str) else choice
 
 
 def _at(distribution: Any, u: float) -> Any:

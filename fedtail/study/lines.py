@@ -21,7 +21,7 @@ MeanAndDeviation = tuple[float | None, float | None]
 """Mean and sample standard deviation; `None` where there is none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Line:
     """One method with one set of hyper-parameters.
 
@@ -42,6 +42,10 @@ class Line:
     runs: tuple[Run, ...]
     failures: Mapping[int, str] = field(default_factory=dict)
     server_data: str = ""
+
+    def __repr__(self) -> str:
+        """Return which runs it is of: all that they hold would be many pages."""
+        return f"Line({self.label!r}, seeds={[run.seed for run in self.runs]})"
 
     def score(self, key: str) -> MeanAndDeviation:
         """Return a score of the last tested round of each run, over seeds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -66,7 +66,7 @@ def chosen(
     fitting: set[str] = set()
     for method in methods:
         base = dict(plain)
-        words = _with_method(base, method)
+        words = _with_method(base, method, given)
         fits = {path: values for path, values in given.items() if _fits(base, path)}
         fitting |= fits.keys()
         for values in product(*fits.values()):
@@ -91,19 +91,20 @@ def _variant(base: Mapping[str, Any], point: Point, label: str) -> Callable[[int
     return variant
 
 
-def _with_method(base: dict[str, Any], method: Any) -> str:
-    """Set the method of plain fields, and return its words."""
+def _with_method(base: dict[str, Any], method: Any, given: Collection[str]) -> str:
+    """Set the method of plain fields, and return its words but for those of fields in `given`."""
     if isinstance(method, str):
         return apply_method(base, method)
     if method is not None:
         base["method"] = fields_of(method)
-    return words_of(make_experiment(base).method)
+    return words_of(make_experiment(base).method, given)
 
 
-def words_of(method: Method[Any]) -> str:
+def words_of(method: Method[Any], given: Collection[str] = ()) -> str:
     """Return a method as one would type it: its name, and the fields that are not the default."""
     usual = dotted(type(method)().describe())
-    own = {k: v for k, v in dotted(method.describe()).items() if usual.get(k) != v}
+    described = dotted(method.describe()).items()
+    own = {k: v for k, v in described if usual.get(k) != v and f"method.{k}" not in given}
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in own.items()]
     return ",".join([method.name, *words])
 

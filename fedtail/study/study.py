@@ -17,6 +17,7 @@ from fedtail.config import fields_of
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.files import make_folder, write_atomic
+from fedtail.metrics.scores import LESS_IS_BETTER
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference
 from fedtail.study.perform import JobNumber, perform
@@ -56,7 +57,9 @@ class Study:
         return _kept(as_latex(self.lines, columns), path)
 
     def best(self, score: str | None = None) -> Line:
-        """Return the line with the best mean, by default of the clients' validation sets.
+        """Return the line with the best mean, by default of what clients hold out.
+
+        The validation score is the one that rounds are compared by (`Experiment.score`).
 
         Parameters
         ----------
@@ -71,7 +74,7 @@ class Study:
                 f"no run has a score '{score}'"
                 if score
                 else "there is no validation score to choose by: hold samples out "
-                "(data.validation = 0.1), or name a score of the test set, best('accuracy')"
+                "(validation = 0.1), or name a score of the test set, best('accuracy')"
             )
         return self.lines[means.index(max(known))]
 
@@ -98,8 +101,13 @@ class Study:
 
 def _mean(line: Line, score: str | None) -> float | None:
     if score is not None:
-        return line.score(score)[0]
-    return moments([validation_score(run.validated or {}) for run in line.runs])[0]
+        mean = line.score(score)[0]
+        return -mean if mean is not None and score in LESS_IS_BETTER else mean
+    usual = Experiment.model_fields["score"].default  # runs from before there was a choice
+    found = [
+        validation_score(run.validated or {}, run.settings.get("score", usual)) for run in line.runs
+    ]
+    return moments(found)[0]
 
 
 def _kept(text: str, path: str | Path | None) -> str:
@@ -162,7 +170,7 @@ def _planned(
     out: Path,
 ) -> list[Planned]:
     if isinstance(experiments, Experiment):
-        plain = {**fields_of(experiments), "method": fields_of(experiments.method)}
+        plain = {**experiments.given(), "method": fields_of(experiments.method)}
         return make_plan(chosen(plain, choices or {}), _seeds(seeds, experiments.seed), out)
     if choices:
         raise FedtailError("choices are for one experiment, and several are given")

@@ -143,7 +143,7 @@ def tune(
     progress
         Whether to print how far it is.
     """
-    plain = {**fields_of(experiment), "method": fields_of(experiment.method)}
+    plain = {**experiment.given(), "method": fields_of(experiment.method)}
     wanted = list(methods) or [experiment.method.name]
     console = Console() if progress else None
     with folder_for_runs(Path(out)):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from fedtail.callbacks import Record
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
+from fedtail.metrics.scores import LESS_IS_BETTER
 
 
-def validation_score(record: Record, key: str = "balanced_accuracy") -> float | None:
+def validation_score(record: Record, key: str) -> float | None:
     """Return a score of the clients' held-out samples, more being better; nothing without one."""
     score = (record.get("validation") or {}).get(key)
     if score is None:
         return None
-    return -float(score) if key == "loss" else float(score)
+    return -float(score) if key in LESS_IS_BETTER else float(score)
 
 
 def must_be_validated(experiment: Experiment) -> None:

@@ -37,6 +37,20 @@ def test_a_value_outside_its_range_is_moved_and_none_is_the_middle() -> None:
     assert first_draw(grid, 0, FedAvg(local={"lr": 0.3})) == {"local.lr": 0.2}
 
 
+def test_choices_are_known_again_as_they_are_typed() -> None:
+    typed = {
+        "local.lr": CategoricalDistribution(["0.0001", "0.001", "0.1"]),
+        "local.nesterov": CategoricalDistribution(["true", "false"]),
+        "sampler": CategoricalDistribution(["class_balanced", "balanced", "uniform"]),
+    }
+    method = FedAvg(local={"lr": 0.1}, sampler="class_balanced")
+    assert first_draw(typed, 0, method) == {
+        "local.lr": "0.1",
+        "local.nesterov": "false",
+        "sampler": "class_balanced",
+    }
+
+
 def test_rates_halve_the_range_again_and_again() -> None:
     # 1/2 is left to the method's own; then 1/4, 3/4, 1/8, 5/8 of the logarithm of 0.003..1, whose
     # ends are 333.3 times apart: 0.003 · 333.3^(1/4) = 0.01282, and so on.

@@ -103,6 +103,8 @@ def test_nothing_is_chosen_by_the_test_set_unless_one_says_so(study: Study) -> N
         study.best()
     best = max(study.lines, key=lambda line: line.score("accuracy")[0] or 0)
     assert study.best("accuracy") is best
+    least = min(study.lines, key=lambda line: line.score("loss")[0] or 0)
+    assert study.best("loss") is least
     with pytest.raises(FedtailError, match="no run has a score 'luck'"):
         study.best("luck")
 
@@ -120,8 +122,45 @@ def test_the_best_by_validation() -> None:
     assert study.best().label == "b"
 
 
+def test_the_best_is_by_the_score_that_rounds_are_compared_by() -> None:
+    def line(label: str, balanced: float, few: float, loss: float, score: str) -> Line:
+        validation = {"balanced_accuracy": balanced, "few": few, "loss": loss}
+        record = {"round": 1, "accuracy": 0.0, "validation": validation}
+        return Line(label, (Run(Path(), {"seed": 0, "score": score}, [record], True),))
+
+    for score, label in (("balanced_accuracy", "a"), ("few", "b"), ("loss", "c")):
+        lines = [
+            line("a", 0.9, 0.1, 2.0, score),
+            line("b", 0.5, 0.8, 3.0, score),
+            line("c", 0.4, 0.4, 1.0, score),
+        ]
+        assert Study(tuple(lines)).best().label == label
+        assert repr(lines[0]) == "Line('a', seeds=[0])"
+
+
+def test_clients_that_the_data_have_are_the_clients_of_a_study(tmp_path: Path) -> None:
+    y = np.arange(40) % 4
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    data = Arrays(x, y, x[:8], y[:8], client_train=np.arange(40) // 8)
+    one = Experiment(data=data, method=FedAvg(), rounds=1)
+    study = compare(one, {"method": ["fedavg"]}, out=tmp_path)
+    split = study.lines[0].runs[0].split
+    assert split is not None
+    assert split["recipe"]["partition"] == {"name": "natural"}
+    assert [sum(counts) for counts in split["counts"]] == [8] * 5
+
+
 def _tested(number: int, score: float, **more: Any) -> dict[str, Any]:
     return {"round": number, "accuracy": 0.0, "validation": {"balanced_accuracy": score, **more}}
+
+
+def test_what_a_choice_names_is_not_said_twice() -> None:
+    method = FedAvg(local={"lr": 0.1, "epochs": 0.5})
+    choices: dict[str, list[Any]] = {"method": [method], "local.lr": [0.1, 0.2]}
+    assert [line.label for line in compare(experiment(), choices).lines] == [
+        "fedavg,local.epochs=0.5,local.lr=0.1",
+        "fedavg,local.epochs=0.5,local.lr=0.2",
+    ]
 
 
 def test_several_experiments_by_label_or_by_name() -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import fedtail, one_sentence, write_npz
 
-from fedtail import Experiment, FedtailError, Method, tune
+from fedtail import Arrays, Experiment, FedtailError, Method, tune
 from fedtail.callbacks import Progress, read_records
 from fedtail.study.space import TUNABLE, Range, usual_space
 
@@ -142,6 +143,17 @@ def test_another_search_in_the_same_folder_is_refused(held_out: list[str]) -> No
     said = one_sentence(fedtail(*command, "--range", "local.lr=0.1..0.2"))
     assert "with another range of 'local.lr'" in said
     assert fedtail(*command, "checkpoint_every=2").code == 0  # which changes no result
+
+
+def test_clients_that_the_data_have_are_those_of_the_trials(tmp_path: Path) -> None:
+    y = np.arange(80) % 4
+    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    data = Arrays(x, y, x[:8], y[:8], client_train=np.arange(80) // 16)
+    one = Experiment(data=data, rounds=1, validation=0.25)
+    tune(one, ["fedavg"], trials=1, out=tmp_path)
+    (split,) = (json.loads(path.read_text()) for path in tmp_path.rglob("split.json"))
+    assert split["recipe"]["partition"] == {"name": "natural"}
+    assert len(split["clients"]) == 5
 
 
 def test_without_held_out_samples_nothing_is_chosen(tmp_path: Path) -> None:
