@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fedtail.methods
-from fedtail.cli.methods import choices
+from fedtail.cli.methods import choices, family
 from fedtail.cli.options import FLAGS, Flag
 from fedtail.config import Component
 from fedtail.experiment import Experiment
@@ -154,7 +154,11 @@ def shown() -> str:
     fields = Experiment.model_fields
     named = {name: choices(field.annotation) for name, field in fields.items()}
     named["model"] = list(ModelSpec.registry)
-    names = {kind: _ours(fields[kind].annotation, known) for kind, known in named.items() if known}
+    names = {
+        kind: _ours(family(fields[kind].annotation), known)
+        for kind, known in named.items()
+        if known
+    }
     helps = {name: _help(flag) for name, flag in FLAGS.items()}
     content = {"help": helps, "names": names, "samples": SHOWN_SAMPLES}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
@@ -172,9 +176,9 @@ def _help(flag: Flag) -> str:
     return f"{said} (default {f'{shown:g}' if flag.kind is float else shown})"
 
 
-def _ours(family: Any, names: list[str]) -> list[str]:
+def _ours(kind: Any, names: list[str]) -> list[str]:
     """Return the names without those of plug-ins that other tests have registered."""
-    registry = getattr(family, "registry", None) or ModelSpec.registry
+    registry = getattr(kind, "registry", None) or ModelSpec.registry
     return [
         name
         for name in names

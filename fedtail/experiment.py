@@ -20,7 +20,7 @@ from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
 from fedtail.errors import FedtailError, suggestion
-from fedtail.finish import Finish, NoFinish, refuse_private
+from fedtail.finish import Finish, refuse_private
 from fedtail.methods import SLAC, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
@@ -116,8 +116,10 @@ class Experiment(Config):
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better score; 0 never does"
     )
-    finish: Finish = Field(
-        NoFinish(), description="a last step after training, before a model is tested and shipped"
+    finish: Finish | None = Field(
+        None,
+        description="a last step after training, before a model is tested and shipped, in place of "
+        "what the method brings; none for no step",
     )
     deviation: bool = Field(
         False,
@@ -247,7 +249,7 @@ class Experiment(Config):
     @model_validator(mode="after")
     def _finish(self) -> Self:
         if self.privacy.on:
-            refuse_private(self.finish if self.finish.asks else self.method.last_step())
+            refuse_private(self.last_step)
             if self.deviation:
                 raise FedtailError(
                     "deviation asks clients for more than the budget of differential privacy covers"
@@ -347,6 +349,11 @@ class Experiment(Config):
             raise FedtailError(
                 f"min_clients = {self.min_clients} is more than the {cohort} clients of a round"
             )
+
+    @property
+    def last_step(self) -> Finish:
+        """What is done to the trained model: what is named here, or what the method brings."""
+        return self.method.last_step() if self.finish is None else self.finish
 
     @property
     def protected(self) -> str:

@@ -88,10 +88,12 @@ class Setting:
         """What tasks are done with: the networks, or heads on features."""
         return self.heads or Heads(self.base, self.model)
 
-    @property
+    @cached_property
     def method(self) -> Method[Any]:
-        """The method."""
-        return self.experiment.method
+        """The method; the last step that it brings is the experiment's, if that names one."""
+        method, named = self.experiment.method, self.experiment.finish
+        brings = "finish" in type(method).model_fields
+        return method.but(finish=named) if brings and named is not None else method
 
     @property
     def architecture(self) -> ModelLike:
@@ -144,8 +146,7 @@ class Setting:
     @property
     def finish(self) -> Finish:
         """The last step: what the experiment names, or what the method brings."""
-        named = self.experiment.finish
-        return named if named.asks else self.method.last_step()
+        return self.experiment.last_step
 
     @cached_property
     def traffic(self) -> Traffic | None:

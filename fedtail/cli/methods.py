@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -16,7 +17,7 @@ from fedtail.cli.tables import make_console
 from fedtail.plugins import load_installed, load_plugins
 
 if TYPE_CHECKING:
-    from fedtail.config import Config
+    from fedtail.config import Component, Config
     from fedtail.methods import Method
 
 
@@ -93,12 +94,19 @@ def parameters(
     return found
 
 
-def choices(annotation: Any) -> list[str]:
-    """Return what a field may be named, where that is a short list; else nothing."""
+def family(annotation: Any) -> type[Component] | None:
+    """Return the family of components that a field takes one of, or one or none; else nothing."""
     from fedtail.config import Component
 
-    if inspect.isclass(annotation) and issubclass(annotation, Component):
-        return list(annotation.registry)
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    found = (kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Component))
+    return next(found, None)
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return what a field may be named, where that is a short list; else nothing."""
+    if kind := family(annotation):
+        return list(kind.registry)
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
     return []

@@ -263,7 +263,7 @@ def applied(words: str, experiment: Experiment, setting: Setting) -> Experiment 
     try:
         found = experiment.but(method=plain["method"])
         found.method.build_model(setting.base)
-        found.method.last_step().check(setting.base)
+        found.last_step.check(setting.base)
     except FedtailError:  # secure sums or a network that the method cannot have
         return None
     return found
@@ -285,7 +285,7 @@ def advised(
     """Return what else to set, and what else to know, a sentence each."""
     settings: dict[str, Any] = {}
     why: list[str] = []
-    if chosen.method.last_step().asks and not chosen.validation.share:
+    if chosen.last_step.asks and not chosen.validation.share:
         settings["validation.share"] = 0.1
         why.append("Held-out samples choose how much of the closed-form head is taken.")
     if signals["noise"].verdict == "yes" and hasattr(chosen.method, "local"):

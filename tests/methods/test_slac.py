@@ -94,6 +94,10 @@ def test_the_last_step_is_the_runs_own() -> None:
     brought = tiny_run(own, **held)
     assert brought.digest == tiny_run(bare, finish=own.finish, **held).digest
     assert brought.digest != tiny_run(bare, **held).digest
+    # Without the step nothing is left to pay for, either.
+    assert tiny_run(own, finish="none", **held).digest == tiny_run(bare, **held).digest
+    paid = SLAC(local=tiny.quick())
+    assert tiny_run(paid, finish="none", **held).digest == tiny_run(bare, **held).digest
     named = tiny_run(own, finish=ClosedFormFinish(blend="none"), **held)
     assert named.history[-1]["method"]["closed_form_share"] == 1.0
 

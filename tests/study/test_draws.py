@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -43,7 +45,7 @@ def test_choices_are_known_again_as_they_are_typed() -> None:
         "local.nesterov": CategoricalDistribution(["true", "false"]),
         "sampler": CategoricalDistribution(["class_balanced", "balanced", "uniform"]),
     }
-    method = FedAvg(local={"lr": 0.1}, sampler="class_balanced")
+    method: Method[Any] = FedAvg(local={"lr": 0.1}, sampler="class_balanced")
     assert first_draw(typed, 0, method) == {
         "local.lr": "0.1",
         "local.nesterov": "false",

@@ -15,7 +15,7 @@ import torch
 from command_line import fedtail
 from torch import nn
 
-from fedtail import Arrays, Experiment, FedAvg, FedtailError, Study, compare
+from fedtail import Arrays, Experiment, FedAvg, FedtailError, Method, Study, compare
 from fedtail.report import make_lines, read_runs
 from fedtail.report.facts import cautions
 from fedtail.study.lines import Line
@@ -155,7 +155,7 @@ def _tested(number: int, score: float, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_choice_names_is_not_said_twice() -> None:
-    method = FedAvg(local={"lr": 0.1, "epochs": 0.5})
+    method: Method[Any] = FedAvg(local={"lr": 0.1, "epochs": 0.5})
     choices: dict[str, list[Any]] = {"method": [method], "local.lr": [0.1, 0.2]}
     assert [line.label for line in compare(experiment(), choices).lines] == [
         "fedavg,local.epochs=0.5,local.lr=0.1",

@@ -151,7 +151,7 @@ def executor_of(
         deadline=deadline,
         threads=experiment.threads,
         checkpoint_every=experiment.checkpoint_every,
-        method=experiment.method.describe(),
+        method=setting.method.describe(),
         more={
             "seed": experiment.seed,
             "classes": setting.dataset.num_classes,
