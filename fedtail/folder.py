@@ -63,6 +63,13 @@ def first_difference(
     return next((key for key in odd if key.partition(".")[0] not in free), "")
 
 
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment's description with the defaults of fields that are newer than it."""
+    from fedtail.experiment import Experiment
+
+    return {**tomllib.loads(tomli_w.dumps(Experiment().describe())), **stored}
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where a run keeps what it makes."""
@@ -165,7 +172,7 @@ class RunFolder:
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
         wanted = tomllib.loads(tomli_w.dumps(settings))
-        if odd := first_difference(self.settings(), wanted, FREE | LENGTH):
+        if odd := first_difference(completed(self.settings()), wanted, FREE | LENGTH):
             raise FedtailError(
                 f"'{self.path}' holds a run with another '{odd}'; resume it as it is"
             )

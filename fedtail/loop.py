@@ -30,6 +30,7 @@ from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
 from fedtail.experiment import Experiment
+from fedtail.files import remove
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
 from fedtail.longer import take_up
@@ -401,7 +402,9 @@ class Loop:
         if self.folder is not None:
             known = self.scored if kept is None and network is loaded else None
             merged = shipped if network is loaded else tensors
-            if self.setting.experiment.test != "none":
+            if self.setting.experiment.test == "none":
+                remove(self.folder.confusion)  # of the model before a run went on
+            else:
                 evaluation = (known and known.evaluation) or self.engine.evaluate(merged)
                 self.folder.keep_confusion(self.setting.dataset.classes, evaluation.confusion)
             self.folder.finish(tensors)

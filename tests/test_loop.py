@@ -324,6 +324,17 @@ def test_another_experiment_is_not_resumed(tmp_path: Path) -> None:
     assert run(tiny.experiment(rounds=1, name="again"), out=out, resume=True).metrics["round"] == 1
 
 
+def test_a_run_from_before_a_field_goes_on(tmp_path: Path) -> None:
+    whole = run(tiny.experiment(rounds=2))
+    out = tmp_path / "out"
+    run(tiny.experiment(rounds=1), out=out)
+    described = (out / "experiment.toml").read_text().splitlines(keepends=True)
+    older = [line for line in described if not line.startswith(("precision = ", "test = "))]
+    assert len(older) == len(described) - 2
+    (out / "experiment.toml").write_text("".join(older))
+    assert run(tiny.experiment(rounds=2), out=out, resume=True).digest == whole.digest
+
+
 def test_a_folder_holds_the_whole_run(tmp_path: Path) -> None:
     result = run(tiny.experiment(), out=tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run").iterdir())

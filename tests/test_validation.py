@@ -197,6 +197,14 @@ def test_untested_a_run_ships_the_same_and_reads_no_test_set(
     assert (found.tested, (found.validated or {})["round"]) == (None, 2)
 
 
+def test_untested_rounds_after_tested_ones_have_no_scores(tmp_path: Path) -> None:
+    run(scripted(0, 1, 1, rounds=1), out=tmp_path / "run")
+    assert (tmp_path / "run" / "confusion.json").exists()
+    run(scripted(0, 1, 1, test="none"), out=tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "confusion.json").exists()
+    assert read_run(tmp_path / "run").tested is None
+
+
 def test_the_round_in_which_patience_ends_is_tested() -> None:
     # It is what is shipped, though round 1 was better.
     result = run(scripted(0, 1, 1, 1, patience=2, test="best"))

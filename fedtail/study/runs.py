@@ -64,7 +64,12 @@ class Run:
 
     @property
     def tested(self) -> Plain | None:
-        """The round whose model is shipped, among those that were tested: the kept, or the last."""
+        """The round whose model is shipped, among those that were tested: the kept, or the last.
+
+        Nothing if it went on without tests.
+        """
+        if self.settings.get("test") == "none":
+            return None
         return _shipped([record for record in self.records if record.get("accuracy") is not None])
 
     @property

@@ -12,12 +12,13 @@ from fedtail.callbacks import Callback, Record, Snapshot, read_records
 from fedtail.described import load_experiment
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
-from fedtail.folder import FREE, RunFolder, first_difference
+from fedtail.folder import FREE, RunFolder, completed, first_difference
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place
 from fedtail.setting import prepare
 from fedtail.study.handover import HandedOver
 from fedtail.study.plan import Planned
+from fedtail.study.runs import read_run
 
 
 class GivenUp(Exception):
@@ -73,14 +74,19 @@ def ended_before(planned: Planned) -> Ending | None:
         must_be_the_same(folder, planned.experiment)
     except FedtailError as error:
         return Ending(str(error), refused=True)
-    return Ending(before=True) if folder.finished and read_records(folder.metrics) else None
+    if not (folder.finished and read_records(folder.metrics)):
+        return None
+    if planned.experiment.test != "none" and read_run(planned.path).tested is None:
+        said = "its folder holds a run that was not tested (test = 'none'); choose another --out"
+        return Ending(said, refused=True)
+    return Ending(before=True)
 
 
 def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
     """Refuse a folder that holds a run with other settings, or with other data made in Python."""
     described = experiment.describe()
     stored, wanted = load_experiment(folder.experiment), tomllib.loads(tomli_w.dumps(described))
-    if odd := first_difference(stored, wanted, FREE):
+    if odd := first_difference(completed(stored), wanted, FREE):
         raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
     if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
         try:

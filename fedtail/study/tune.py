@@ -25,7 +25,7 @@ from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError, missing_extra
 from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
-from fedtail.folder import FREE, first_difference
+from fedtail.folder import FREE, completed, first_difference
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
@@ -228,7 +228,7 @@ class _Space:
 def _other_search(stored: str, wanted: str) -> str:
     """Return the setting in which two searches differ, or the field with another range, if any."""
     (old, old_space), (new, new_space) = json.loads(stored), json.loads(wanted)
-    if odd := first_difference(dotted(old), dotted(new), FREE):
+    if odd := first_difference(dotted(completed(old)), dotted(new), FREE):
         return f"'{odd}'"
     odd = first_difference(old_space, new_space)
     return f"range of '{odd}'" if odd else ""

@@ -133,6 +133,18 @@ def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
     assert files(here / "out") == before
 
 
+def test_untested_runs_are_no_answer_to_who_wants_tests(here: Path) -> None:
+    assert fedtail(*TWO, "test=none").code == 0
+    assert "done already" in fedtail(*TWO, "test=none").out
+    before = files(here / "out")
+    done = fedtail(*TWO)
+    assert (done.code, done.err) == (
+        2,
+        "error: its folder holds a run that was not tested (test = 'none'); choose another --out\n",
+    )
+    assert files(here / "out") == before
+
+
 def test_other_workers_are_the_same_experiment() -> None:
     assert fedtail(*BASE, "--method", "fedavg").code == 0
     assert "done already" in fedtail(*BASE, "--method", "fedavg", "--workers", "2").out
