@@ -78,9 +78,7 @@ def read_inputs(path: Path, model: Predictor, data: Source | None) -> NewInputs:
     if suffix == ".npz":
         return _arrays(path)
     if suffix in (*TABLE_SUFFIXES, LINES):
-        return _rows(
-            path, model, data if isinstance(data, TableFile) else TableFile(path=str(path))
-        )
+        return _rows(path, model, data)
     if path in media(path.parent):
         return _media([path], path.parent, model, data)
     raise FedtailError(f"{path} cannot be read (known: {KNOWN})")
@@ -95,11 +93,20 @@ def _arrays(path: Path) -> NewInputs:
     return NewInputs(x, _numbers(len(x) if x.ndim else 0), labels)
 
 
-def _rows(path: Path, model: Predictor, table: TableFile) -> NewInputs:
+def _rows(path: Path, model: Predictor, data: Source | None) -> NewInputs:
     columns = read_table(path)
     if model.takes != "texts" and (len(model.file.given_shape) != 1 or model.file.rate):
         raise FedtailError(f"{path} is a table, and the model takes {model.takes}")
-    x = table.inputs_of(columns, path, model.takes == "texts")
+    table = data if isinstance(data, TableFile) else TableFile(path=str(path))
+    try:
+        x = table.inputs_of(columns, path, model.takes == "texts")
+    except FedtailError as error:
+        if table is data:
+            raise
+        raise FedtailError(
+            f"{path} has columns that are no inputs, and the model was trained on no table that "
+            f"says which are: give an npz with x, or a table of inputs and '{table.label}' alone"
+        ) from error
     labels = columns.get(table.label)
     told = None if labels is None else np.array([str(label) for label in labels])
     return NewInputs(x, _numbers(len(x)), told)

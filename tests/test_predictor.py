@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from command_line import fedtail
+from command_line import fedtail, one_sentence
 from torch import Tensor, nn
 
 import fedtail as library
@@ -209,6 +209,33 @@ def test_inputs_unlike_those_of_training_are_refused(digits: Path, x: Any, said:
 def test_labels_must_be_as_many_as_inputs(digits: Path) -> None:
     with pytest.raises(FedtailError, match="2 inputs but 1 labels"):
         load(digits).score(np.zeros((2, 8, 8), np.uint8), [1])
+
+
+def test_labels_that_are_no_classes_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    y = np.array(["a", "b"] * 20)
+    run(Experiment(data=Arrays(x, y), rounds=1, device="cpu"), out=tmp_path / "run")
+    model = load(tmp_path / "run")
+    with pytest.raises(FedtailError, match=r"none is a class of the model: A, B \(classes: a, b\)"):
+        model.score(x[:2], ["A", "B"])
+    found = model.predict(x[:1])[0]
+    caplog.clear()
+    assert model.score(x[:2], [found, "zz"]) == 0.5
+    assert "labels: 1 of 2 are no class of the model: zz (classes: a, b)" in caplog.text
+    assert model.score(x[:1], [found]) == 1
+
+
+def test_a_table_for_a_model_of_arrays_is_inputs_and_a_label_alone(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    run(Experiment(data=Arrays(x, np.arange(40) % 2), rounds=1, device="cpu"), out=tmp_path / "run")
+    table = tmp_path / "new.csv"
+    words = ["predict", str(tmp_path / "run"), str(table), "--out", str(tmp_path / "out.csv")]
+    table.write_text("a,b,label\n0.5,1.5,0\n-1,2,1\n")
+    assert fedtail(*words).code == 0
+    table.write_text("a,b,site\n0.5,1.5,north\n-1,2,south\n")
+    assert "was trained on no table that says which are" in one_sentence(fedtail(*words))
 
 
 def test_whole_numbers_of_any_type_are_bytes(digits: Path) -> None:

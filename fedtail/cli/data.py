@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -66,15 +66,29 @@ def info(
             autocompletion=known("data"),
         ),
     ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[data.FIELD=VALUE]...",
+            help="fields of the source, such as data.size=64 or data.label=kind",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Describe a data source and, if its data is here, what is in it."""
     from fedtail.data.sources import Source
-    from fedtail.described import source_of
+    from fedtail.described import apply, parse_overrides, source_of
+    from fedtail.errors import FedtailError
 
     console = Console(soft_wrap=True, highlight=False)
-    kind = source_of(name)
-    if kind is not None or ":" in name:
-        _describe(Source.model_validate({"name": kind, "path": name} if kind else name), console)
+    if words or source_of(name) is not None or ":" in name:
+        plain: dict[str, Any] = {}
+        apply(plain, "data", name)
+        for path, value in parse_overrides(words or []):
+            if not path.startswith("data."):
+                raise FedtailError(f"'{path}' is no field of the data: give data.FIELD=VALUE")
+            apply(plain, path, value)
+        _describe(Source.model_validate(plain["data"]), console)
         return
     cls = Source.registry[name]
     console.print(f"{name}: {cls.about.what}")

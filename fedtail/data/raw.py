@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -158,12 +158,22 @@ def numbered(raw: Raw, where: str) -> Raw:
 
 
 def numbered_labels(y: object, classes: Sequence[str], named: bool, where: str) -> np.ndarray:
-    """Return labels, given as for training, as positions among the classes."""
+    """Return labels, given as for training, as positions among the classes.
+
+    Those that are no class have -1, and are wrong whatever is predicted; that is warned of, and
+    refused if it is all of them.
+    """
     labels = as_numpy(y, where)
-    if not named:
-        return labels
-    place = {name: c for c, name in enumerate(classes)}
-    return np.array([place.get(str(name), -1) for name in labels.ravel().tolist()])
+    place: dict[Any, int] = {name if named else c: c for c, name in enumerate(classes)}
+    told = [str(label) if named else label for label in labels.ravel().tolist()]
+    found = np.array([place.get(label, -1) for label in told])
+    if odd := sorted({str(label) for label in told if label not in place}):
+        said = f"{some(odd)} (classes: {some(list(place))})"
+        if (found < 0).all():
+            raise FedtailError(f"{where}: none is a class of the model: {said}")
+        many = int((found < 0).sum())
+        logger.warning("%s: %s of %s are no class of the model: %s", where, many, len(found), said)
+    return found
 
 
 def _are_names(labels: np.ndarray) -> bool:

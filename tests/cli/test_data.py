@@ -98,3 +98,16 @@ def test_info_reads_a_file_of_your_own(tmp_path: Path) -> None:
     output = runner.invoke(data_app, ["info", str(tmp_path / "own.npz")]).output
     assert "clients: 2 with training data" in output
     assert "imbalance 3" in output
+
+
+def test_info_takes_fields_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [f"{i},{2 * i},{'ab'[i % 2]},site {i % 4}" for i in range(40)]
+    path.write_text("\n".join(["f,g,kind,site", *rows]))
+    words = ["info", str(path), "data.client=site", "data.label=kind"]
+    output = runner.invoke(data_app, words).output
+    assert "input: 2, float32" in output
+    assert "clients: 3 with training data" in output  # the fourth tests
+    for odd, said in (("site=1", "'site' is no field"), ("data.sites=1", "unknown key 'sites'")):
+        with pytest.raises(FedtailError, match=said):
+            runner.invoke(data_app, ["info", str(path), odd], catch_exceptions=False)

@@ -70,7 +70,14 @@ class ImageFiles:
     def _decoded(self, name: str) -> Tensor:
         path = str(Path(self.root) / name)
         with open_image(path) as image:
-            return as_bytes(_cut(image.convert(self.mode), self.resize, self.size, path))
+            try:
+                pixels = image.convert(self.mode)
+            except (
+                OSError,
+                SyntaxError,
+            ) as error:  # it begins like an image, and is cut or damaged
+                raise FedtailError(f"{path} is not an image that can be read") from error
+            return as_bytes(_cut(pixels, self.resize, self.size, path))
 
 
 def open_image(path: str | Path) -> Image.Image:

@@ -21,7 +21,8 @@ from fedtail.errors import FedtailError
 class Folder(OwnSource):
     """Images as ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``, or ``path/CLASS/*.png``.
 
-    In the second form a seeded share of each class is the test set. Wav files do as well.
+    Without ``test`` the folder ``val`` is the test set, and without both, or in the second form, a
+    seeded share of each class. Wav files do as well.
     """
 
     about: ClassVar[About] = About("your own images or wav files, one folder a class")
@@ -43,9 +44,7 @@ class Folder(OwnSource):
     def load(self) -> Dataset:
         """Decode all files into memory."""
         root = existing(self.path, "folder")
-        parts = [root / "train", root / "test"]
-        if not all(part.is_dir() for part in parts):
-            parts = [root]
+        parts = parts_of(root)
         classes = sorted({entry.name for part in parts for entry in _class_folders(part)})
         found = [class_files(part, classes) for part in parts]
         files = [[file for file, _ in pairs] for pairs in found]
@@ -83,6 +82,17 @@ class Folder(OwnSource):
     def advice(cls) -> str:
         """Return how to name the folder."""
         return "data.path=FOLDER"
+
+
+def parts_of(root: Path) -> list[Path]:
+    """Return the folders of the training set and of the test set; the whole one without such."""
+    inside = {entry.name.lower(): entry for entry in root.iterdir() if entry.is_dir()}
+    train, test = inside.get("train"), inside.get("test", inside.get("val"))
+    if train is None:
+        return [root]
+    if test is not None:
+        return [train, test]
+    return [train if any(entry.is_dir() for entry in train.iterdir()) else root]
 
 
 def media(folder: Path) -> list[Path]:

@@ -33,6 +33,25 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert dataset.train.x[torch.tensor([2])][0, :, 0, 0].tolist() == [2, 50, 200]
 
 
+@pytest.mark.parametrize(("held", "tested"), [("Test", 2), ("val", 2), (None, 4)])
+def test_folders_without_a_test_set(held: str | None, tested: int, tmp_path: Path) -> None:
+    parts = [("Train", 10), *([(held, 1)] if held else [])]
+    for part, n in parts:
+        for i in range(n):
+            for name in ("cat", "dog"):
+                draw(tmp_path / part / name / f"{i}.png", (8, 6), i)
+    dataset = Folder(path=str(tmp_path)).load()
+    assert dataset.classes == ("cat", "dog")
+    assert (len(dataset.train), len(dataset.test)) == (20 if held else 16, tested)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("train", "tram"):
+        for i in range(5):
+            draw(tmp_path / name / f"{i}.png", (8, 6), i)
+    assert Folder(path=str(tmp_path)).load().classes == ("train", "tram")
+
+
 def test_one_folder_is_split_and_sizes_are_brought_together(tmp_path: Path) -> None:
     for i in range(10):
         draw(tmp_path / "a" / f"{i}.png", (20 + i, 30), i)
@@ -57,6 +76,12 @@ def test_bad_folders_are_refused(tmp_path: Path, data: Path) -> None:
         Folder(path=str(tmp_path / "empty")).load()
     (tmp_path / "empty" / "cat" / "x.png").write_bytes(b"no image")
     with pytest.raises(FedtailError, match="not an image"):
+        Folder(path=str(tmp_path / "empty")).load()
+    for i in range(5):  # the last one is cut: its header can be read
+        path = tmp_path / "empty" / "cat" / f"{'xyzuv'[i]}.png"
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (20, 20), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FedtailError, match=r"v\.png is not an image that can be read"):
         Folder(path=str(tmp_path / "empty")).load()
 
 
