@@ -75,7 +75,7 @@ class ImageFiles:
             except (
                 OSError,
                 SyntaxError,
-            ) as error:  # it begins like an image, and is cut or damaged
+            ) as error:  # begins well, and is cut or damaged
                 raise FedtailError(f"{path} is not an image that can be read") from error
             return as_bytes(_cut(pixels, self.resize, self.size, path))
 
