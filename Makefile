@@ -66,6 +66,7 @@ lists: $(STAMP)  ## write the lists of methods, in code and pages, from their cl
 pages: $(STAMP)  ## write the pages of results from the files in benchmarks/results
 	$(BIN)/python -m benchmarks.comparison.page
 	$(BIN)/python -m benchmarks.claims.page
+	$(BIN)/python -m benchmarks.doctor --ranks
 	$(BIN)/python -m benchmarks.attacks_page
 	$(BIN)/python -m benchmarks.peers.page
 

@@ -95,9 +95,9 @@ def marked(method: str) -> str:
     return f"`{method}`" + (" (samples on the server)" if needs_server_data(method) else "")
 
 
-def filled(page: str, table: str) -> str:
+def filled(page: str, table: str, marks: tuple[str, str] = MARKS) -> str:
     """Return a page with the table between its marks."""
-    begin, end = MARKS
+    begin, end = marks
     before, rest = page.split(begin, 1)
     return f"{before}{begin}\n{table}\n\n{end}{rest.split(end, 1)[1]}"
 

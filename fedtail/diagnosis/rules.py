@@ -148,13 +148,13 @@ class MethodRule(NamedTuple):
 
 
 RULES = (
+    MethodRule(lambda f: not f["tail"] and (f["skew"] or f["missing"]), ("slac", "ccvr", "fedlc"),
+         "No tail overall, and clients that lack classes: each has a tail of its own. Adjust by "
+         "local counts, and let only those who hold a class decide on its row."),
     MethodRule(lambda f: not f["tail"] and f["shift"], ("fedavg,buffers=local", "fedavg"),
          "Not a long-tail problem: the inputs differ from client to client. Let every client keep "
          "its own BatchNorm statistics, if there are any."),
-    MethodRule(lambda f: not f["tail"] and not f["skew"], ("fedavg",),
-         "Nothing to repair: plain averaging."),
-    MethodRule(lambda f: not f["tail"], ("fedlc", "fedvls", "slac"),
-         "Label skew alone: margins by the clients' own counts."),
+    MethodRule(lambda f: not f["tail"], ("fedavg",), "Nothing to repair: plain averaging."),
     MethodRule(lambda f: f["frozen"], ("slac", "closed-form", "bsm,prior=global"),
          "A tail, and nothing but the classifier is trained: margins by counts, mixed with the "
          "head that can be computed from sums. closed-form alone is close behind, without rounds."),

@@ -83,7 +83,7 @@ def test_wrong_labels_are_errors_of_the_surest(noise: float) -> None:
 def test_inputs_that_differ_by_client(shift: float) -> None:
     diagnosis = found(1, 100, shift=shift)
     assert verdict(diagnosis, "shift") == ("yes" if shift else "no")
-    assert diagnosis.rule == (1 if shift else 2)
+    assert diagnosis.rule == (2 if shift else 3)
     # A network without BatchNorm has no statistics that a client could keep.
     assert diagnosis.method == "fedavg"
 
@@ -122,7 +122,7 @@ def test_few_clients_are_not_enough_signal() -> None:
     assert verdict(diagnosis, "tail") == "no"
     assert verdict(diagnosis, "shift") == "unsure"
     assert "not enough signal" in str(diagnosis)
-    # With a shift, rule 1 would apply, but leads to the same method here.
+    # With a shift, rule 2 would apply, but leads to the same method here.
     assert set(diagnosis.doubts) <= {"shift"}
 
 
@@ -172,8 +172,10 @@ def test_how_many_clients_see_a_rare_class() -> None:
 def test_rules_come_in_order() -> None:
     none = dict.fromkeys([r.key for r in READINGS], False) | {"frozen": False}
     assert RULES[decide(none)].methods == ("fedavg",)
-    assert decide({**none, "shift": True}) == 0
-    assert decide({**none, "skew": True}) == 2
+    assert decide(none) == 2
+    assert decide({**none, "shift": True}) == 1
+    assert decide({**none, "skew": True}) == 0
+    assert decide({**none, "shift": True, "missing": True}) == 0  # words by speaker
     assert decide({**none, "tail": True, "frozen": True, "head": True}) == 3
     assert decide({**none, "tail": True, "head": True, "missing": True}) == 4
     assert decide({**none, "tail": True, "missing": True}) == 5
