@@ -30,7 +30,10 @@ from fedtail.callbacks import read_records
 from fedtail.cli import app
 from fedtail.config import Component, Config, Registry
 from fedtail.data.augment import Augment
+from fedtail.losses import LocalLoss
 from fedtail.training import LocalTraining
+from fedtail.training.priors import ClassPrior
+from fedtail.training.samplers import BatchSampler
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -292,6 +295,14 @@ def test_every_method_has_a_page() -> None:
 @pytest.mark.parametrize("file", lists.FILES, ids=lambda path: path.name)
 def test_the_lists_of_methods_are_those_of_their_classes(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == lists.made(file), "run `make lists`"
+
+
+@pytest.mark.parametrize("family", [LocalLoss, ClassPrior, BatchSampler], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "methods" / "index.md"])
+def test_the_lists_of_parts_have_all_of_them(page: Path, family: type[Component]) -> None:
+    text, registry = page.read_text(encoding="utf-8"), family.registry
+    ours = [name for name in registry if registry[name].__module__.startswith("fedtail.")]
+    assert [name for name in ours if f"`{name}`" not in text] == []
 
 
 def test_the_guide_names_every_method() -> None:
