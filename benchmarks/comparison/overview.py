@@ -55,7 +55,7 @@ def kind_means(cells: Mapping[str, Cell]) -> dict[str, dict[str, float]]:
 
     A method stands in a kind if it has all its cells.
     """
-    tailed = {name: cell for name, cell in cells.items() if _has_tail(cell)}
+    tailed = {name: cell for name, cell in cells.items() if has_tail(cell)}
     return {
         title: {
             method: score
@@ -107,7 +107,7 @@ def _mean(method: str, cells: Mapping[str, Cell]) -> str:
     return " / ".join(f"{100 * score:.1f}" for score in scores if score is not None)
 
 
-def _has_tail(cell: Cell) -> bool:
+def has_tail(cell: Cell) -> bool:
     """Whether there are rare classes to score: speakers say all words about as often."""
     return any(value is not None for entry in cell.values() for value in entry["kept"]["few"])
 
@@ -119,6 +119,6 @@ def _above(method: str, kinds: Mapping[str, Mapping[str, Cell]]) -> tuple[float,
         - fmean(cell["fedavg"]["kept"]["balanced_accuracy"])
         for cells in kinds.values()
         for cell in cells.values()
-        if method in cell and "fedavg" in cell and _has_tail(cell)
+        if method in cell and "fedavg" in cell and has_tail(cell)
     ]
     return (fmean(found) if found else 0.0), len(found)

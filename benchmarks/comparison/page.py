@@ -202,7 +202,7 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
     heads += ["traffic over FedAvg's"]
     rows = [f"|{'|'.join(f' {head} ' for head in heads)}|", "|---" * len(heads) + "|"]
     for method, rank in balanced.items():
-        above = [_above(cell, method) for cell in cells.values()]
+        above = [paired(cell, method) for cell in cells.values()]
         mean = fmean(each.mean for each in above)
         up = sum(each.sure and each.mean > 0 for each in above)
         down = sum(each.sure and each.mean < 0 for each in above)
@@ -226,12 +226,14 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
     )
 
 
-def _above(cell: Cell, method: str) -> Any:
+def paired(cell: Cell, method: str, beside: str = "fedavg") -> Any:
+    """Return the difference of two methods in a cell, paired by seed."""
+
     def by_seed(name: str) -> dict[int, float]:
         entry = cell[name]
         return dict(zip(entry["seeds"], entry["kept"]["balanced_accuracy"], strict=True))
 
-    return difference(by_seed(method), by_seed("fedavg"))
+    return difference(by_seed(method), by_seed(beside))
 
 
 def with_tables(cells: Mapping[str, Cell]) -> dict[Path, str]:
