@@ -175,7 +175,7 @@ class FlowerExecutor:
         if not reason and (len(outcomes) != len(held) or len(answer.payloads) != number):
             reason = "its node sent another number of answers than it was given tasks"
         if not reason and total is not None and added and kept:
-            wrong = (self.misremembers(job, outcome) for job, outcome in kept)
+            wrong = (self.oddity(job, outcome) for job, outcome in kept)
             reason = next(filter(None, wrong), "")
             reason = reason or self.take(answer.payloads[0], [job.task for job, _ in kept], total)
         if reason:
@@ -211,16 +211,19 @@ class FlowerExecutor:
                     self.lost[client] = version(job.state)
                 return Done(None, job.state, reason)
             return Done(None, job.state, reason, ClientFailed(reason))
-        reason = self.misremembers(job, outcome)
+        reason = self.oddity(job, outcome)
         if reason:
             return Done(None, job.state, reason)
-        added = None if payload is not None else int(outcome.get("bytes", 0))
+        added = None if payload is not None else outcome.get("bytes", 0)
         return Done(payload, reference(outcome["version"]), added=added)
 
-    def misremembers(self, job: Job, outcome: Mapping[str, Any]) -> str:
-        """Return which version of its state a client kept, if it is not the one it was told to."""
+    def oddity(self, job: Job, outcome: Mapping[str, Any]) -> str:
+        """Return what is wrong with the version or the size that a node tells of an answer."""
         kept, told = outcome["version"], self.ordered[job.task.client]
-        return "" if kept in (0, told) else f"kept version {kept}, not {told}"
+        sent = outcome.get("bytes", 0)
+        if kept not in (0, told):
+            return f"kept version {kept}, not {told}"
+        return "" if isinstance(sent, int) and sent >= 0 else f"says that it sent {sent!r} bytes"
 
     def note(
         self,

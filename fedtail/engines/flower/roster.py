@@ -91,16 +91,20 @@ class Roster:
             if answer.reason:
                 self.warn(f"node {node} is not used: {answer.reason}")
                 continue
-            part = int(answer.notes["partition"])
-            if part >= self.nodes:
-                self.warn(f"node {node} is not used: partition-id {part} is not below {self.nodes}")
+            part, versions = answer.notes.get("partition"), answer.notes.get("versions")
+            if not isinstance(part, int) or not isinstance(versions, dict):
+                self.warn(f"node {node} is not used: it does not say its partition-id and versions")
+                continue
+            if not 0 <= part < self.nodes:
+                wrong = f"partition-id {part} is none of 0 to {self.nodes - 1}"
+                self.warn(f"node {node} is not used: {wrong}")
                 continue
             # A node that comes back has a new id, while its old one may be listed for a minute.
             self.places[part] = node
             samples = answer.notes.get("samples")
             if isinstance(samples, int) and samples >= 0:
                 self.samples.setdefault(part, samples)
-            self._compare(part, answer.notes["versions"])
+            self._compare(part, versions)
 
     def _compare(self, part: int, theirs: dict[str, str]) -> None:
         ours = {"fedtail": __version__, "torch": str(torch.__version__)}

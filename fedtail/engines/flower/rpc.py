@@ -111,7 +111,7 @@ def read(reply: Message) -> Answer:
     except FedtailError as error:
         return failed(str(error))
     if notes.get("kind") == "failed":
-        return Answer([], notes, reason=str(notes["reason"]), raised=True)
+        return Answer([], notes, reason=str(notes.get("reason", "it gave no reason")), raised=True)
     return Answer(payloads, notes, wire_bytes(reply.content))
 
 

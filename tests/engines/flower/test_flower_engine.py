@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,57 @@ def test_whatever_a_node_says_of_its_tasks_spoils_only_its_own(outcomes: Any) ->
     assert replies.dropped == [Dropped(1, reason)]
 
 
+@pytest.mark.parametrize("bad", ["x", math.inf, -1, None])
+def test_a_size_that_is_none_costs_a_node_its_answers(bad: Any) -> None:
+    # Two clients of one node, which adds up their answers.
+    on = made(nodes=2)
+    engine = on.engine()
+
+    def spoil(node: int, reply: Message) -> Message:
+        payloads, notes = from_records(reply.content)
+        for outcome in notes.get("outcomes", []) if node == 101 else []:
+            outcome["bytes"] = bad
+        reply.content = to_records(payloads, notes)
+        return reply
+
+    on.grid.spoil = spoil
+    replies = engine.perform(ask(0, 1, 2, 3), 1, 3)
+    assert list(replies.found.clients) == [0, 2]
+    assert {d.reason for d in replies.dropped} == {f"says that it sent {bad!r} bytes"}
+
+
+def test_a_failure_without_a_reason_is_one() -> None:
+    on = made()
+    engine = on.engine()
+    engine.perform(ask(0, 1), 1, 3)
+
+    def spoil(node: int, reply: Message) -> Message:
+        if node == 101:
+            reply.content = to_records([], {"kind": "failed"})
+        return reply
+
+    on.grid.spoil = spoil
+    replies = engine.perform(ask(0, 1), 2, 3)
+    assert replies.dropped == [Dropped(1, "it gave no reason", raised=True)]
+
+
+@pytest.mark.parametrize("told", [{"partition": "x"}, {"partition": None}, {"versions": None}])
+def test_a_node_that_does_not_say_who_it_is_is_not_used(told: dict[str, Any]) -> None:
+    warnings: list[str] = []
+    on = made(nodes=2, warnings=warnings)
+
+    def spoil(node: int, reply: Message) -> Message:
+        payloads, notes = from_records(reply.content)
+        if node == 101:
+            reply.content = to_records(payloads, {**notes, **told})
+        return reply
+
+    on.grid.spoil = spoil
+    assert on.engine().executor.roster.refresh() == {0: 100}
+    said = "node 101 is not used: it does not say its partition-id and versions"
+    assert warnings == [said]
+
+
 def test_the_text_of_an_exception_stays_with_the_client(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -339,7 +391,7 @@ def test_nodes_with_a_wrong_or_no_partition_are_named() -> None:
     del on.grid.contexts[101].node_config["partition-id"]
     assert on.engine().executor.roster.refresh() == {}
     assert warnings == [
-        "node 100 is not used: partition-id 7 is not below 2",
+        "node 100 is not used: partition-id 7 is none of 0 to 1",
         "node 101 is not used: has no partition-id: start its SuperNode with --node-config "
         "'partition-id=0', 1, ...",
     ]
