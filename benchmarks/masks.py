@@ -57,7 +57,7 @@ def measure(clients: int, numbers: int, width: int, lost: int, folder: Path) -> 
     model, slots = Payload({"model/w": torch.zeros(4)}), [Slot("tensor", "w", (numbers,), False)]
     kind = SumKind(None, "train", payload_digest(model, SECURE), "")
     cohort, t = tuple(range(clients)), threshold_of(2 / 3, clients)
-    exchange = SecureExchange(Terms("bench", 1, "", new_attempt(), t, width, cohort, kind))
+    exchange = SecureExchange(Terms("bench", 1, "", new_attempt(), t, width, cohort, clients, kind))
     member, steps = Member(Desk(folder, durable=False)), dict[str, list[float]]()
 
     def drive(generator: Steps[Any]) -> tuple[Any, float]:

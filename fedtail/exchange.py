@@ -31,6 +31,8 @@ class Ledger:
         What else was wrong with whose.
     kept
         Whether an exchange brought nothing, so that the old state was kept.
+    hides
+        Whether nobody may know who was asked.
     """
 
     traffic: dict[int, list[int]] = field(default_factory=dict)
@@ -38,6 +40,7 @@ class Ledger:
     dropped: list[Dropped] = field(default_factory=list)
     remarks: list[Dropped] = field(default_factory=list)
     kept: bool = False
+    hides: bool = False
 
     def count(self, client: int, direction: int, nbytes: int) -> None:
         """Add bytes sent down (0) or up (1)."""
@@ -71,9 +74,8 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
         ledger.add(replies)
         if tasks and not replies.found.clients:
             if replies.dropped and all(d.raised for d in replies.dropped):
-                raise RunStopped(
-                    f"round {server.round}: every client failed, {first_reason(replies.dropped)}"
-                )
+                said = first_reason(replies.dropped, ledger.hides)
+                raise RunStopped(f"round {server.round}: every client failed, {said}")
             ledger.kept = True
             ledger.clients.clear()
             exchange.close()
@@ -81,12 +83,15 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
         answer = replies.found
 
 
-def first_reason(dropped: Sequence[Dropped]) -> str:
-    """Return the first of many reasons, with whose it is."""
-    return f"the first, client {dropped[0].client}: {dropped[0].reason}" if dropped else "no answer"
+def first_reason(dropped: Sequence[Dropped], hides: bool = False) -> str:
+    """Return the first of many reasons, with whose it is if that may be known."""
+    if not dropped:
+        return "no answer"
+    whose = "of a client" if hides else f"client {dropped[0].client}"
+    return f"the first, {whose}: {dropped[0].reason}"
 
 
-def stop_if_empty(empty: Sequence[bool], last: bool, dropped: Sequence[Dropped]) -> None:
+def stop_if_empty(empty: Sequence[bool], last: bool, ledger: Ledger) -> None:
     """Stop a run that learns nothing any more, or that ends without having learned anything.
 
     Parameters
@@ -95,12 +100,11 @@ def stop_if_empty(empty: Sequence[bool], last: bool, dropped: Sequence[Dropped])
         Of each round so far, whether it had no valid update.
     last
         Whether there will be no other round.
-    dropped
-        Whose updates were not valid in the last of them.
+    ledger
+        Of the last of them.
     """
     in_a_row = next((n for n, one in enumerate(reversed(empty)) if not one), len(empty))
     if in_a_row >= EMPTY_ROUNDS or (last and in_a_row == len(empty)):
         rounds = "1 round" if in_a_row == 1 else f"{in_a_row} rounds"
-        raise RunStopped(
-            f"no valid update in {rounds}, up to round {len(empty)} ({first_reason(dropped)})"
-        )
+        said = first_reason(ledger.dropped, ledger.hides)
+        raise RunStopped(f"no valid update in {rounds}, up to round {len(empty)} ({said})")

@@ -87,6 +87,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def privacy(self) -> Path:
+        """What each exchange spent of a privacy budget."""
+        return self.path / "privacy.jsonl"
+
+    @property
     def checkpoint(self) -> Path:
         """What a resumed run starts from."""
         return self.path / "checkpoint"

@@ -135,6 +135,8 @@ class Loop:
     def __post_init__(self) -> None:
         self.choice = Choice(self.setting.experiment)
         self.scoring = Scoring(self.setting, self.engine, self.warn)
+        if self.budget is not None and self.folder is not None:
+            self.budget.file = self.folder.privacy
 
     def run(self, resume: bool) -> Result:
         """Run all rounds that are left."""
@@ -181,6 +183,7 @@ class Loop:
             server = self.setting.server(number)
             server.logged.update(told)
             ledger, carried, told = carried, Ledger(), {}
+            ledger.hides = self.hides
             state = drive(method.round(state, server), state, self.engine, server, ledger)
             self.complain(number, ledger, history)
             record = self.record(number, state, server, ledger, began)
@@ -300,7 +303,7 @@ class Loop:
             )
         # Read from the records, so that a resumed run does not forget.
         before = [not number_answered(record) and bool(record["dropped"]) for record in history]
-        stop_if_empty([*before, ledger.kept], self.is_last(number), ledger.dropped)
+        stop_if_empty([*before, ledger.kept], self.is_last(number), ledger)
 
     def is_last(self, number: int) -> bool:
         """Whether no round comes after this one."""
@@ -334,7 +337,7 @@ class Loop:
             "seconds": time.perf_counter() - began,
             **self.who(ledger),
             "method": dict(server.logged),
-            **({} if self.budget is None else {"privacy": self.budget.record(number)}),
+            **({} if self.budget is None else {"privacy": self.budget.record()}),
             **({"stopped": stopped} if stopped else {}),
         }
 
@@ -362,7 +365,7 @@ class Loop:
 
     def who(self, ledger: Ledger) -> dict[str, Any]:
         """Return who took part, who was left out, and each one's traffic, if that may be known."""
-        if self.budget is not None and self.budget.hides:
+        if self.hides:
             dropped = [{"reason": d.reason} for d in ledger.dropped]
             return {"clients": None, "answered": len(ledger.clients), "dropped": dropped}
         return {
@@ -376,8 +379,12 @@ class Loop:
 
     def mention(self, client: ClientId) -> str:
         """Return a client for a warning; where nobody may know who was asked, without its name."""
-        hidden = self.budget is not None and self.budget.hides
-        return "a client" if hidden else f"client {self.scoring.name(client)}"
+        return "a client" if self.hides else f"client {self.scoring.name(client)}"
+
+    @property
+    def hides(self) -> bool:
+        """Whether nobody may know who was asked."""
+        return self.budget is not None and self.budget.hides
 
     def named(self, client: ClientId) -> dict[str, str]:
         """Return a client's name for a record, where it is not its number."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedtail.errors import FedtailError
-from fedtail.forms import CLASSES, SMALL_TENSOR, ByClass, First, Form, Mean
+from fedtail.forms import CLASSES, LARGEST, SMALL_TENSOR, ByClass, First, Form, Mean
 from fedtail.protocol import ClientId, Payload, Scalar, Task, Tensors, Update
-from fedtail.sums import Frames, narrow, wide
+from fedtail.sums import Frame, Frames, bounded, narrow, wide
 from fedtail.totals import SAMPLES_NAME, Key, Sums, SumsHeader, Totals
 
 SPARE = 2.0**12
@@ -146,7 +146,7 @@ def reduced(updates: Iterable[Update], form: Form, single: bool = False) -> Redu
     return Reduced(tuple(sorted(clients)), sums, tuple(each))
 
 
-def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
+def frames_for(form: Form, tasks: Sequence[Task], samples: float) -> Frames:
     """Return how the tensors of an exchange become whole numbers.
 
     Parameters
@@ -155,17 +155,23 @@ def frames_for(form: Form, tasks: Sequence[Task], most: float) -> Frames:
         What clients answer.
     tasks
         What they were sent, and so how many answers there can be.
-    most
+    samples
         How many samples the largest of them has.
     """
     sent: Tensors = tasks[0].payload.tensors if tasks else {}
     means = {n: how for n, how in form.how.items() if isinstance(how, Mean)}
-    weight = max(1.0, most) * (
+    weight = max(1.0, samples) * (
         SPARE if {how.by for how in means.values()} - {"", SAMPLES_NAME} else 1
     )
     # One integer for what was sent under the same name; small ones have room for any number: three.
     large = [n for n in means if n in sent and sent[n].numel() >= SMALL_TENSOR]
-    named = {n: narrow(sent[n], len(tasks), weight) for n in large if sent[n].is_floating_point()}
+    named: dict[str, Frame] = {}
+    for name in (n for n in large if sent[n].is_floating_point()):
+        most = max(-form.tensors[name].low, form.tensors[name].high)
+        known = most < LARGEST  # of clipped changes, which are not like what was sent
+        named[name] = (
+            bounded(most, len(tasks), weight) if known else narrow(sent[name], len(tasks), weight)
+        )
     return Frames(named, wide(len(tasks), weight), weight)
 
 

@@ -97,9 +97,13 @@ def wide(addends: int, weight: float) -> Frame:
 def narrow(sent: Tensor, addends: int, weight: float) -> Frame:
     """Return the frame of weighted numbers like those sent under the same name."""
     low, high = torch.aminmax(sent) if sent.numel() else (torch.zeros(()),) * 2
-    largest = max(-float(low), float(high))
-    bits = MARGIN + _bits(largest)
-    return Frame((SUM_BITS - bits - _bits(addends) - _bits(weight),), 2.0**bits)
+    return bounded(2.0 ** (MARGIN + _bits(max(-float(low), float(high)))), addends, weight)
+
+
+def bounded(bound: float, addends: int, weight: float) -> Frame:
+    """Return the frame of weighted numbers of a known size."""
+    bits = math.ceil(math.log2(bound))
+    return Frame((SUM_BITS - bits - _bits(addends) - _bits(weight),), bound)
 
 
 def _bits(largest: float) -> int:

@@ -53,8 +53,8 @@ class ClientSide(Protocol):
     def actions(self) -> frozenset[str]:
         """What a client can be asked that no method asks."""
 
-    def form(self, declared: Form) -> Form:
-        """Return what leaves a client in place of what a method declares."""
+    def form(self, declared: Form, sent: Payload) -> Form:
+        """Return what leaves a client in place of what a method declares of a task."""
 
     def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
         """Return an update as it may leave the client."""
@@ -139,7 +139,7 @@ class Runtime:
         declared = self.declared(task)
         if self.client_side is None or phase == "test":
             return declared
-        return self.client_side.form(declared)
+        return self.client_side.form(declared, task.payload)
 
     def declared(self, task: Task) -> Form:
         """Return what the method declares that clients answer to a task."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from fedtail.callbacks.jsonl import read_records
 from fedtail.errors import FedtailError
+from fedtail.files import append_line, write_atomic
 from fedtail.privacy.accounting import Release, Releases, least_noise, spent
 from fedtail.privacy.cohorts import Cohorts
 from fedtail.privacy.config import Privacy
+from fedtail.privacy.noise import MOST_STEPS, grid_step, noise_in_steps
 from fedtail.protocol import ClientId, Task
 
 SLACK = 1 + 1e-6
@@ -28,16 +33,40 @@ class Spending:
         Of each client asked, the sum over exchanges of the square of its tasks in it.
     drawn
         Whether the cohort was drawn by chance, each client as likely as any other.
+    named
+        Whether these are the clients that were asked, and not some in their place.
     """
 
     weights: dict[ClientId, int] = field(default_factory=dict)
     drawn: bool = True
+    named: bool = True
 
-    def add(self, clients: Iterable[ClientId], drawn: bool) -> None:
-        """Count one exchange."""
-        for client, tasks in Counter(clients).items():
-            self.weights[client] = self.weights.get(client, 0) + tasks**2
-        self.drawn = self.drawn and drawn
+    @classmethod
+    def of(cls, clients: Iterable[ClientId], drawn: bool) -> Spending:
+        """Return what one exchange cost."""
+        return cls({client: tasks**2 for client, tasks in Counter(clients).items()}, drawn)
+
+    @classmethod
+    def told(cls, line: Mapping[str, Any]) -> Spending:
+        """Return what a line of ``privacy.jsonl`` says of one exchange."""
+        if "weights" in line:
+            return cls({int(c): w for c, w in line["weights"].items()}, line["drawn"])
+        return cls(dict.fromkeys(range(line["asked"]), line["most"]), line["drawn"], named=False)
+
+    def plain(self, hides: bool) -> dict[str, Any]:
+        """Return it for a line of ``privacy.jsonl``, without names where nobody may know them."""
+        if hides:
+            return {"drawn": self.drawn, "asked": len(self.weights), "most": self.most}
+        return {
+            "drawn": self.drawn,
+            "weights": {str(c): w for c, w in sorted(self.weights.items())},
+        }
+
+    def add(self, other: Spending) -> None:
+        """Count another exchange of the same round."""
+        for client, weight in other.weights.items():
+            self.weights[client] = self.weights.get(client, 0) + weight
+        self.drawn, self.named = self.drawn and other.drawn, self.named and other.named
 
     @property
     def most(self) -> int:
@@ -57,10 +86,17 @@ class Budget:
         Who draws them; none if everybody is asked.
     noise
         σ / S, of the sums and the share of clipped updates together.
-    clip
-        S of the next round.
+    clip, next_clip
+        S of this round, and of the next.
     rounds
         What each round spent; round 0 is the preliminary exchange.
+    again
+        What rounds spent that had to be done again after a resume.
+    file
+        ``privacy.jsonl``: a line an exchange, written before its sums are shown, and never cut. A
+        resume cuts ``metrics.jsonl``, but not what was released.
+    attempt
+        How often the run was started, to tell apart what a round spent and what it spent again.
     """
 
     privacy: Privacy
@@ -69,7 +105,14 @@ class Budget:
     cohorts: Cohorts | None = None
     noise: float = 0.0
     clip: float = 1.0
+    next_clip: float = 0.0
     rounds: dict[int, Spending] = field(default_factory=dict)
+    again: list[Spending] = field(default_factory=list)
+    file: Path | None = None
+    attempt: int = 1
+
+    def __post_init__(self) -> None:
+        self.next_clip = self.clip
 
     @property
     def adaptive(self) -> bool:
@@ -100,17 +143,19 @@ class Budget:
         return self.cohorts is not None and bool(round) and self.cohorts.void(round)
 
     def follow(self, share: float, round: int) -> None:
-        """Move S to where the asked share of updates would not be clipped: S e^(−0.2 (b − γ))."""
+        """Move the next S to where the asked share would not be clipped: S e^(−0.2 (b − γ))."""
         if self.privacy.quantile is not None and round:
-            self.clip *= math.exp(-0.2 * (share - self.privacy.quantile))
+            self.next_clip *= math.exp(-0.2 * (share - self.privacy.quantile))
 
     def note(self, tasks: Sequence[Task], round: int) -> None:
         """Count an exchange, answered or not."""
         asked = [task.client for task in tasks]
         drawn = self.cohorts is not None and bool(round)
-        self.rounds.setdefault(round, Spending()).add(
-            asked, drawn and sorted(asked) == self.cohort(round)
-        )
+        spending = Spending.of(asked, drawn and sorted(asked) == self.cohort(round))
+        self.rounds.setdefault(round, Spending()).add(spending)
+        if self.file is not None:
+            line = {"round": round, "attempt": self.attempt, **spending.plain(self.hides)}
+            append_line(self.file, json.dumps(line), sync=True)
 
     def cohort(self, round: int) -> list[ClientId]:
         """Return whom a round asks."""
@@ -118,15 +163,18 @@ class Budget:
 
     def spent(self, more: Spending | None = None) -> float:
         """Return ε so far, or with one more round like that."""
-        each = [*self.rounds.values(), *([] if more is None else [more])]
-        return self.cost(each, self.noise)
+        return self.cost([*self.all(), *([] if more is None else [more])], self.noise)
+
+    def all(self) -> list[Spending]:
+        """Return what was spent, round by round."""
+        return [*self.rounds.values(), *self.again]
 
     def spent_if_known(self) -> float:
         """Return ε so far towards those who know who was asked: being drawn protects nobody then.
 
         It is that of the client that was asked most often.
         """
-        weight = max(self._by_client(self.rounds.values()).values(), default=0)
+        weight = most_of_one(self.all())
         delta, distance = self.privacy.delta, self.privacy.distance
         return spent({Release(1, 1): weight}, self.noise, delta, distance) if weight else 0.0
 
@@ -138,8 +186,8 @@ class Budget:
         """Return what the accountant composes: in the local model, what one client released."""
         if self.privacy.model == "central":
             return Counter(self._release(s) for s in each if s.weights)
-        most = max(self._by_client(each).values(), default=0)
-        return {Release(1, 1): most} if most else {}
+        weight = most_of_one(each)
+        return {Release(1, 1): weight} if weight else {}
 
     def _release(self, spending: Spending) -> Release:
         if not spending.drawn:
@@ -147,13 +195,6 @@ class Budget:
         poisson = self.privacy.sampling == "poisson"
         asked = self.size if poisson else len(spending.weights)
         return Release(asked, self.clients, spending.most, poisson)
-
-    @staticmethod
-    def _by_client(each: Iterable[Spending]) -> Counter[ClientId]:
-        total: Counter[ClientId] = Counter()
-        for spending in each:
-            total.update(spending.weights)
-        return total
 
     def affords(self, round: int) -> bool:
         """Whether one more round like the last one fits."""
@@ -172,9 +213,8 @@ class Budget:
         """Whether the promise counts on nobody knowing who was asked."""
         return self.cohorts is not None and self.cohorts.secret
 
-    def record(self, round: int) -> dict[str, Any]:
-        """Return a round's entry in ``metrics.jsonl``; the first one has the setup's too."""
-        new = [r for r in ((0, 1) if round == 1 else (round,)) if r in self.rounds]
+    def record(self) -> dict[str, Any]:
+        """Return the entry in ``metrics.jsonl``: what is spent, and the round's noise and S."""
         return {
             "epsilon": self.spent(),
             "epsilon_if_known": self.spent_if_known(),
@@ -183,18 +223,12 @@ class Budget:
             "neighbours": self.privacy.neighbours,
             "sigma": self.sigma,
             "clip": self.clip,
+            **({"next_clip": self.next_clip} if self.adaptive else {}),
             "simulated": self.privacy.simulated,
-            "spent": [{"round": r, **self._plain(self.rounds[r])} for r in new],
         }
 
-    def _plain(self, spending: Spending) -> dict[str, Any]:
-        if not self.hides:
-            weights = {str(c): w for c, w in sorted(spending.weights.items())}
-            return {"drawn": spending.drawn, "weights": weights}
-        return {"drawn": spending.drawn, "asked": len(spending.weights), "most": spending.most}
-
     def recall(self, records: Mapping[int, Mapping[str, Any]], done: int) -> None:
-        """Remember what the rounds before a resume spent.
+        """Remember what was spent before a resume.
 
         Rounds after the last one done will be done again. Noise from a seed is then the same, and
         nothing more is released; secret noise is drawn anew, so that they cost twice.
@@ -202,31 +236,50 @@ class Budget:
         Parameters
         ----------
         records
-            All that are left, by their rounds.
+            Of all rounds that there are records of.
         done
             The last round that stands; what any of them spent must be known.
         """
-        last = done if self.privacy.simulated else max([done, *records])
-        for number in range(1, last + 1):
-            told = records.get(number, {}).get("privacy", {})
-            if "spent" not in told:
-                raise FedtailError(
-                    f"what round {number} spent of the privacy budget is lost with its record: put "
-                    "metrics.jsonl back as it was, or begin a new run"
-                )
-            for entry in told["spent"]:
-                self.rounds[entry["round"]] = recalled(entry)
-            self.clip = told["clip"] if number <= done else self.clip
+        lines = [] if self.file is None else read_records(self.file)
+        simulated = self.privacy.simulated
+        known: dict[tuple[int, int], Spending] = {}
+        for line in lines:
+            at = line["attempt"], line["round"]
+            known.setdefault(at, Spending()).add(Spending.told(line))
+        for (_, number), spending in sorted(known.items(), key=lambda each: each[0]):
+            if done and number <= done:
+                if number in self.rounds and not simulated:
+                    self.again.append(self.rounds[number])
+                self.rounds[number] = spending
+            elif not simulated:
+                self.again.append(spending)
+        self.attempt = max((line["attempt"] for line in lines), default=0) + 1
+        told = [r["privacy"]["epsilon"] for n, r in records.items() if n <= done or not simulated]
+        if self.spent() * SLACK < max(told, default=0.0):
+            raise FedtailError(
+                "what the rounds so far spent of the privacy budget is lost: put privacy.jsonl "
+                "back as it was, or begin a new run"
+            )
+        if self.file is not None:  # what is added to a line that was torn cannot be read
+            write_atomic(self.file, "".join(f"{json.dumps(line)}\n" for line in lines))
+        if done in records:
+            self.clip = records[done]["privacy"]["clip"]
+            self.next_clip = records[done]["privacy"].get("next_clip", self.clip)
 
 
-def recalled(entry: Mapping[str, Any]) -> Spending:
-    """Return what a record says that a round spent.
+def most_of_one(each: Iterable[Spending]) -> int:
+    """Return how many sums one client can be a part of.
 
-    Where it does not say whom it asked, the lowest numbers stand for them: as if the same clients
-    were asked every time, which is the worst case.
+    Whom a spending without names asked may be whoever was asked most often otherwise.
     """
-    weights = entry.get("weights", dict.fromkeys(range(entry.get("asked", 0)), entry.get("most")))
-    return Spending({int(c): w for c, w in weights.items()}, entry["drawn"])
+    total: Counter[ClientId] = Counter()
+    unknown = 0
+    for spending in each:
+        if spending.named:
+            total.update(spending.weights)
+        else:
+            unknown += spending.most
+    return max(total.values(), default=0) + unknown
 
 
 def planned(
@@ -256,6 +309,11 @@ def planned(
         budget.releases(releases), epsilon, delta, privacy.distance
     )
     budget.noise = found
+    if noise_in_steps(budget.sigma, grid_step(budget.clip)) > MOST_STEPS:
+        raise FedtailError(
+            f"a noise of {found:g} times the clip is more than can be drawn exactly: make "
+            f"{'privacy.noise smaller' if privacy.noise else 'privacy.epsilon larger'}"
+        )
     if budget.cost(releases[: 2 if setup else 1], found) > epsilon * SLACK:
         raise FedtailError(
             f"privacy.noise = {found:g} is too little: the first round would spend more than "

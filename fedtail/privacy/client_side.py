@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from fedtail.engines.robust import RobustMean, alike
 from fedtail.errors import FedtailError
-from fedtail.forms import Form, Like, Total
+from fedtail.forms import LARGEST, Form, Like, Total
 from fedtail.privacy.clipping import CLIP, private_form, private_update
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import REAL_BITS, length, part_of, slots, vector
@@ -23,6 +24,8 @@ from fedtail.privacy.secure.fixed import encoded, layout_digest
 from fedtail.privacy.secure.member import ACTIONS, Member, as_signed
 from fedtail.protocol import Client, Payload, Scalar, Task
 
+MOST_IN_32 = 1000
+"""How many clipped updates have room in sums of 32 bits."""
 MASKED = "masked"
 """The group of masked vectors."""
 
@@ -41,29 +44,33 @@ class ClientProtection:
         The noise that a client adds itself; none in the central model.
     robust
         The mean of which clients do their parts themselves, if there is one.
+    bits
+        w: masked numbers are added up modulo 2^w.
     """
 
     member: Member | None = None
     privacy: Privacy | None = None
     sigma: float = 0.0
     robust: RobustMean | None = None
+    bits: int = 64
 
     @property
     def actions(self) -> frozenset[str]:
         """What a client can be asked that no method asks."""
         return frozenset() if self.member is None else ACTIONS
 
-    def form(self, declared: Form) -> Form:
-        """Return what leaves a client in place of what a method declares."""
+    def form(self, declared: Form, sent: Payload) -> Form:
+        """Return what leaves a client in place of what a method declares of a task."""
         if declared.why:  # it has noise of its own, or the server's side refuses it
             return declared
-        clear = self.clear(declared)
-        return clear if self.member is None else masked_form(clear, width(self.privacy))
+        clean = self.privacy is not None and not self.sigma
+        clear = self.clear(declared, self.clip(sent) if clean else LARGEST)
+        return clear if self.member is None else masked_form(clear, self.bits)
 
-    def clear(self, declared: Form) -> Form:
+    def clear(self, declared: Form, bound: float = LARGEST) -> Form:
         """Return what is added up in place of what a method declares, under masks or not."""
         if self.privacy is not None:
-            return private_form(declared, self.adaptive)
+            return private_form(declared, self.adaptive, bound)
         return declared if self.robust is None else alike(declared)
 
     def protected(self, answer: Payload, declared: Form, task: Task, client: Client) -> Payload:
@@ -72,8 +79,7 @@ class ClientProtection:
             return answer
         real = REAL_BITS
         if self.privacy is not None:
-            sent = task.payload
-            clip = float(sent.scalars.get(CLIP, self.privacy.clip))
+            sent, clip = task.payload, self.clip(task.payload)
             source, real = self.source(client), real_bits(clip)
             answer = private_update(answer, declared, sent, clip, self.sigma, source, self.adaptive)
         elif self.robust is not None:
@@ -86,6 +92,10 @@ class ClientProtection:
         if self.member is None:
             raise FedtailError("no sum of this run is secure")
         return self.member.perform(task)
+
+    def clip(self, sent: Payload) -> float:
+        """Return S of a task."""
+        return float(sent.scalars.get(CLIP, cast(Privacy, self.privacy).clip))
 
     @property
     def adaptive(self) -> bool:
@@ -116,14 +126,14 @@ def masked(answer: Payload, form: Form, task: Task, member: Member, real: int) -
     numbers = torch.cat([vector(answer, form, parts) for parts in (False, True)])
     places = [*slots(form, False), *slots(form, True)]
     terms = member.terms(task)
-    x = encoded(numbers, places, len(terms.cohort), terms.width, real)
+    x = encoded(numbers, places, terms.addends, terms.width, real)
     member.masked(task, layout_digest(form, real), x)
     return Payload({masked_name(part_of(form)): as_signed(x)})
 
 
-def width(privacy: Privacy | None) -> int:
-    """Return w: clipped numbers are at most 2^21 steps of their grid, and 32 bits are enough."""
-    return 32 if privacy is not None and privacy.model == "central" else 64
+def width(privacy: Privacy, clients: int) -> int:
+    """Return w: clipped numbers are at most 2^21 steps of their grid, and 2^10 of them 2^31."""
+    return 32 if privacy.on and privacy.model == "central" and clients <= MOST_IN_32 else 64
 
 
 def real_bits(clip: float) -> int:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedtail.forms import CLASSES, ByClass, Form, How, Like, Mean, Number, Total
+from fedtail.forms import CLASSES, LARGEST, ByClass, Form, How, Like, Mean, Number, Total
 from fedtail.privacy.layout import own
 from fedtail.privacy.noise import RandomBytes, discrete_gaussian, grid_step, noise_in_steps, on_grid
 from fedtail.protocol import Payload, Scalar, Tensors
@@ -31,7 +31,7 @@ CLIP = "clip"
 """The scalar of a task that says S, where it is not the same in every round."""
 
 
-def private_form(form: Form, adaptive: bool = False) -> Form:
+def private_form(form: Form, adaptive: bool = False, bound: float = LARGEST) -> Form:
     """Return what clients send in place of a form: changes, weighed alike, rows of all classes.
 
     Whole numbers are left out (step counters tell how many samples there are), except where counts
@@ -43,6 +43,9 @@ def private_form(form: Form, adaptive: bool = False) -> Form:
         What the method declares.
     adaptive
         Whether clients also tell if their update was clipped.
+    bound
+        The largest number of an update: S, so that sums are added up on its grid; with noise of the
+        client's own there is none.
     """
     tensors: dict[str, Like] = {}
     hows: dict[str, How] = {}
@@ -50,10 +53,14 @@ def private_form(form: Form, adaptive: bool = False) -> Form:
         how = form.how[name]
         if isinstance(how, Mean):
             if look.dtype.is_floating_point:
-                tensors[name], hows[name] = Like(look.shape), how._replace(by="")
+                tensors[name], hows[name] = (
+                    Like(look.shape, low=-bound, high=bound),
+                    how._replace(by=""),
+                )
         else:
             rows = (how.classes,) if isinstance(how, ByClass) else ()
-            tensors[name], hows[name] = Like((*rows, *look.shape)), Total()
+            shape = (*rows, *look.shape)
+            tensors[name], hows[name] = Like(shape, low=-bound, high=bound), Total()
     if adaptive:
         tensors[WITHIN], hows[WITHIN] = Like((1,), low=-0.5, high=0.5), Total()
     numbers = {n: Number(0, 0) if own(form, n) else form.scalars[n] for n in form.scalars}

@@ -22,7 +22,12 @@ class Privacy(Config):
         None, gt=0, allow_inf_nan=True, description="ε of the whole run; none or inf is no privacy"
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of the whole run")
-    clip: float = Field(1.0, gt=0, description="S: largest L2 norm of what a client adds to a sum")
+    clip: float = Field(
+        1.0,
+        ge=1e-20,
+        le=1e20,
+        description="S: largest L2 norm of what a client adds to a sum",
+    )
     quantile: float | None = Field(
         None,
         gt=0,

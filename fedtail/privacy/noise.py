@@ -30,6 +30,8 @@ RandomBytes = Callable[[int], bytes]
 
 BITS = 20
 """The largest norm of an update is 2^20 to 2^21 steps of the grid: float32 holds every one."""
+MOST_STEPS = 2**45
+"""The largest σ that is drawn exactly: its square fits into what proposals are compared with."""
 UNSURE = 2.0**-44
 """More than rounding can move a probability that is computed in float64 (about 2^-50)."""
 
@@ -70,7 +72,7 @@ def discrete_gaussian(sigma: int, size: int, source: RandomBytes) -> np.ndarray:
     Parameters
     ----------
     sigma
-        In steps of the grid, from 1 to 2^45.
+        In steps of the grid, from 1 to `MOST_STEPS`.
     size, source
         How many, and where random bytes come from.
     """

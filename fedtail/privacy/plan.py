@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from fedtail.errors import FedtailError
 from fedtail.privacy.budget import Budget, planned
-from fedtail.privacy.client_side import ClientProtection
+from fedtail.privacy.client_side import ClientProtection, width
 from fedtail.privacy.secure.desk import Desk
 from fedtail.privacy.secure.member import Member
 from fedtail.privacy.secure.round import SecureSums
@@ -53,6 +53,7 @@ def protection(setting: Setting) -> Iterator[Protection | None]:
     if not experiment.secure:
         yield Protection(client, server, budget)
         return
+    client.bits = width(experiment.privacy, len(setting.federation))
     server.secure = SecureSums(experiment.title, experiment.secure_threshold, client)
     # Workers are processes that each do any client's tasks: what clients keep is in files, in
     # memory where there is a place for it.

@@ -76,6 +76,7 @@ class ServerProtection:
             )
         facts: dict[str, Scalar] = {}
         if self.budget is not None and self.budget.adaptive:
+            self.budget.clip = self.budget.next_clip
             facts[CLIP] = self.budget.clip
         tasks = told(tasks, facts) if facts else tasks
         if self.secure is None or any(form.why for form in declared.values()):

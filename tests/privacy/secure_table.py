@@ -27,7 +27,9 @@ Change = Callable[[Task], Task | None]
 def terms(clients: Sequence[ClientId] = (0, 1, 2, 3), threshold: int = 3) -> Terms:
     """Return the terms of a sum of vectors of 64-bit numbers."""
     kind = SumKind(None, "train", payload_digest(MODEL, SECURE), LAYOUT)
-    return Terms("a run", 1, "training", new_attempt(), threshold, 64, tuple(clients), kind)
+    return Terms(
+        "a run", 1, "training", new_attempt(), threshold, 64, tuple(clients), len(clients), kind
+    )
 
 
 def vector(client: ClientId) -> Numbers:

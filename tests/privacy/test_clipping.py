@@ -9,14 +9,28 @@ from typing import Any
 import pytest
 import torch
 
-from fedtail.forms import SAMPLES, ByClass, Form, How, Like, Mean, Number, Total, defect
+from fedtail.forms import (
+    SAMPLES,
+    SMALL_TENSOR,
+    ByClass,
+    Form,
+    How,
+    Like,
+    Mean,
+    Number,
+    Total,
+    defect,
+)
 from fedtail.privacy.budget import Budget
+from fedtail.privacy.client_side import ClientProtection
 from fedtail.privacy.clipping import WITHIN, private_form, private_update, restored
 from fedtail.privacy.config import Privacy
 from fedtail.privacy.layout import Opened
 from fedtail.privacy.noise import grid_step, seeded_bytes
 from fedtail.privacy.server_side import ServerProtection
-from fedtail.protocol import Payload, Task
+from fedtail.protocol import Payload, Task, Update
+from fedtail.reduce import frames_for, within_frames
+from fedtail.totals import Sums
 
 FORM = (
     Form()
@@ -82,9 +96,28 @@ def test_the_clip_follows_the_share_that_is_not_clipped() -> None:
     assert budget.sigma == pytest.approx(2.0 * 1.3427, rel=1e-4)
     # Eight of ten were not clipped: S e^(−0.2 (0.8 − 0.5)).
     budget.follow(0.8, 0)
-    assert budget.clip == 2.0  # not by what is asked before training
+    assert budget.next_clip == 2.0  # not by what is asked before training
     budget.follow(0.8, 1)
-    assert budget.clip == pytest.approx(2.0 * math.exp(-0.06))
+    assert budget.next_clip == pytest.approx(2.0 * math.exp(-0.06))
+    assert budget.clip == 2.0  # with which this round's updates were clipped
+
+
+def test_no_rounding_makes_a_clipped_update_longer_in_the_sum() -> None:
+    # A thousand clients of up to 50,000 samples, and a model with a 1 in it: integers that held the
+    # model would be of steps of 2^-19, in which this update is none.
+    size = SMALL_TENSOR
+    form = Form().group("model", {"w": Like((size,))}).numbers(samples=SAMPLES)
+    sent = Payload({"model/w": torch.cat([torch.ones(1), torch.zeros(size - 1)])})
+    side = ClientProtection(None, Privacy(epsilon=8.0, clip=1e-5))
+    tasks = [Task(k, "train", sent) for k in range(1000)]
+    safe_form = side.form(form, sent)
+    sums = Sums(safe_form, frames_for(safe_form, tasks, 50_000))
+    w = sent.tensors["model/w"] + torch.linspace(-1, 1, size)
+    safe = private_update(Payload({"model/w": w}, {"samples": 7}), form, sent, 1e-5)
+    assert defect(safe, within_frames(safe_form, sums.frames), 7) == ""
+    for k in (0, 1):
+        sums.add(Update(k, safe))
+    assert torch.equal(sums.total(("model/w", None)), 2 * safe.tensors["model/w"].double())
 
 
 def test_groups_share_the_norm() -> None:

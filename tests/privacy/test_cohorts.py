@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
-from fedtail import FedtailError, Privacy, run
+from fedtail import SLAC, FedtailError, Privacy, run
+from fedtail.privacy import server_side
 from fedtail.privacy.accounting import Release, spent
 from fedtail.privacy.cohorts import Cohorts
+from fedtail.privacy.noise import RandomBytes, hidden
 
 
 def test_a_secret_cohort_is_the_same_within_a_run_and_another_in_the_next() -> None:
@@ -52,9 +55,11 @@ def test_nothing_that_a_run_leaves_says_who_was_asked(tmp_path: Path) -> None:
     for record in found.history:
         assert record["clients"] is None and record["answered"] == 3
         assert "traffic" not in record
-        assert record["privacy"]["spent"][-1].keys() == {"round", "drawn", "asked", "most"}
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert all('"weights"' not in line and '"traffic"' not in line for line in lines)
+    assert all('"traffic"' not in line for line in lines)
+    spent_lines = (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()
+    told = [{"round": r, "attempt": 1, "drawn": True, "asked": 3, "most": 1} for r in (1, 2, 3)]
+    assert [json.loads(line) for line in spent_lines] == told
     assert json.loads(lines[0])["privacy"]["simulated"] is False
     # The budget is that of three of six, drawn by chance.
     entry = found.metrics["privacy"]
@@ -91,7 +96,8 @@ def test_a_quantile_moves_the_clip_and_a_resumed_run_goes_on_with_it(tmp_path: P
     experiment = private(quantile=0.5, simulated=True)
     whole = run(experiment, out=tmp_path / "run")
     clips = [record["privacy"]["clip"] for record in whole.history]
-    assert clips[0] != 1.0 and len(set(clips)) == 3
+    assert clips[0] == 1.0 and len(set(clips)) == 3
+    assert [record["privacy"]["next_clip"] for record in whole.history[:2]] == clips[1:]
     for name in ("model.safetensors", "confusion.json"):
         (tmp_path / "run" / name).unlink(missing_ok=True)
     for path in (tmp_path / "run" / "checkpoint").glob("manifest-*3.json"):
@@ -99,6 +105,26 @@ def test_a_quantile_moves_the_clip_and_a_resumed_run_goes_on_with_it(tmp_path: P
     again = run(experiment, out=tmp_path / "run", resume=True)
     assert again.digest == whole.digest
     assert [record["privacy"]["clip"] for record in again.history] == clips
+
+
+def test_all_noise_of_a_round_goes_with_the_clip_of_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of groups before and after the norms, by name: clients clipped all of them with one S.
+    seen: list[tuple[float, float]] = []
+
+    def spied(total: torch.Tensor, sigma: float, clip: float, source: RandomBytes) -> torch.Tensor:
+        seen.append((sigma, clip))
+        return hidden(total, sigma, clip, source)
+
+    monkeypatch.setattr(server_side, "hidden", spied)
+    privacy = Privacy(epsilon=8.0, quantile=0.1, simulated=True)
+    found = run(tiny.experiment(SLAC(finish="none"), per_round=6, privacy=privacy))
+    each = len(seen) // 3
+    for number, record in enumerate(found.history):
+        entry, pairs = record["privacy"], set(seen[number * each : (number + 1) * each])
+        assert (entry["sigma"], entry["clip"]) in pairs
+        assert len(pairs) == 2  # that, and the noise of the share that was not clipped
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from summing import far
 
 from fedtail import CReFF, FedAvg, FedtailError, GBMEp, Method, Privacy, RedGrape, run
 from fedtail.callbacks import Callback, Progress, Record
+from fedtail.errors import RunStopped
 from fedtail.forms import Form, Mean
 from fedtail.models import SplitModel
 from fedtail.privacy.accounting import Release, spent
@@ -98,20 +99,69 @@ def test_a_round_that_is_done_again_with_secret_noise_costs_twice(tmp_path: Path
     for path in (tmp_path / "run" / "checkpoint").glob("manifest-*3.json"):
         path.unlink()
     found = run(experiment, out=tmp_path / "run", resume=True)
-    assert [r["privacy"]["spent"][0]["weights"]["0"] for r in whole.history] == [1, 1, 1]
-    assert [r["privacy"]["spent"][0]["weights"]["0"] for r in found.history] == [1, 1, 2]
-    assert found.metrics["privacy"]["epsilon"] > whole.metrics["privacy"]["epsilon"]
+    sigma = whole.metrics["privacy"]["sigma"]
+    for result, releases in ((whole, 3), (found, 4)):
+        expected = spent({Release(6, 6): releases}, sigma, 1e-5)
+        assert result.metrics["privacy"]["epsilon"] == pytest.approx(expected)
+
+
+class StopIn(Callback):
+    """Interrupts the run when a round is recorded, before its checkpoint."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round(self, record: Record) -> None:
+        if record["round"] == self.round:
+            raise Stop
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_what_was_released_is_paid_however_often_a_run_is_killed(
+    tmp_path: Path, every: int
+) -> None:
+    # Cohorts of two, drawn anew at each start: stand-ins for the old ones are not these clients.
+    privacy = Privacy(epsilon=50.0, noise=8.0)
+    experiment = tiny.experiment(per_round=2, rounds=4, privacy=privacy, checkpoint_every=every)
+    for resume, stop in ((False, 3), (True, 3), (True, 2 if every == 5 else 4)):
+        with pytest.raises(Stop):
+            run(experiment, out=tmp_path / "run", resume=resume, callbacks=[StopIn(stop)])
+    told = run(experiment, out=tmp_path / "run", resume=True).metrics["privacy"]
+    # Rounds 1 to 3, 3, 3 and 4, and 4; without a checkpoint 1 to 3, 1 to 3, 1 and 2, and 1 to 4.
+    releases = 7 if every == 1 else 12
+    lines = (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()
+    assert len(lines) == releases
+    assert told["epsilon"] == pytest.approx(spent({Release(2, 6): releases}, 8.0, 1e-5))
+    # Nobody knows any more who was asked before: it may have been one client each time.
+    least = spent({Release(1, 1): releases - 4 + 1}, 8.0, 1e-5)
+    assert least * (1 - 1e-9) <= told["epsilon_if_known"]
+    assert told["epsilon_if_known"] <= spent({Release(1, 1): releases}, 8.0, 1e-5) * (1 + 1e-9)
 
 
 def test_a_budget_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     experiment = everybody(epsilon=8.0)
     run(experiment, out=tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
+    path = tmp_path / "run" / "privacy.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], lines[2]]))
-    with pytest.raises(FedtailError, match="what round 2 spent of the privacy budget is lost"):
+    with pytest.raises(FedtailError, match="what the rounds so far spent of the privacy budget is"):
         run(experiment, out=tmp_path / "run", resume=True)
     assert path.read_text() == "".join([lines[0], lines[2]])
+
+
+def test_noise_that_cannot_be_drawn_is_refused_before_the_run(tmp_path: Path) -> None:
+    for noise, advice in ((1e14, "privacy.noise smaller"), (None, "privacy.epsilon larger")):
+        with pytest.raises(FedtailError, match=f"more than can be drawn exactly: make {advice}"):
+            run(everybody(epsilon=1e-12, delta=1e-15, noise=noise), out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_nobody_is_named_where_cohorts_are_secret() -> None:
+    experiment = tiny.experiment(
+        FedAvg(local={"lr": 1e30}), per_round=3, privacy=Privacy(epsilon=8.0)
+    )
+    with pytest.raises(RunStopped, match=r"up to round 3 \(the first, of a client: sent "):
+        run(experiment)
 
 
 def test_without_noise_worth_mentioning_it_is_the_equal_average_of_clipped_changes() -> None:

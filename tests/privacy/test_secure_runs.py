@@ -28,6 +28,7 @@ from fedtail import (
     FedtailError,
     GBMEp,
     Method,
+    Privacy,
     RedGrape,
     RunStopped,
     Scaffold,
@@ -38,6 +39,7 @@ from fedtail.engines.executor import Done, Executor, Job, Serial
 from fedtail.engines.runtime import Runtime
 from fedtail.forms import Form
 from fedtail.models import SplitModel
+from fedtail.privacy.client_side import width
 from fedtail.protocol import Payload
 from fedtail.result import Result
 from fedtail.testing.executors import Isolated, Spoiler, lost, run_with
@@ -340,6 +342,30 @@ def test_more_than_a_hundred_clients_are_several_sums() -> None:
     plain, found = run(experiment), run(experiment.but(secure=True))
     assert len(found.metrics["clients"]) == 102
     assert far(found, plain) < 1e-6
+
+
+def test_all_groups_share_the_room_of_a_sum() -> None:
+    # 102 clients with 4 million each are 408 million, and there is room for 268: in groups of 51
+    # each would have fitted, and the sum of both would have come out below zero.
+    class Loud(FedAvg[Any]):
+        def reply(self, run: Any) -> Payload:
+            sent = super().reply(run)
+            return replace(sent, tensors={n: t + 4e6 for n, t in sent.tensors.items()})
+
+    x, y = torch.randn(102, 3, generator=torch.Generator().manual_seed(0)), torch.arange(102) % 2
+    data = Arrays(x, y, x, y, classes=("a", "b"), normalisation="none")
+    method: Method[Any] = Loud(local=tiny.quick())
+    fields: dict[str, Any] = {"model": nn.Linear(3, 2), "clients": 102, "partition": "iid"}
+    experiment = Experiment(data=data, method=method, rounds=1, workers=0, secure=True, **fields)
+    with pytest.raises(RunStopped, match="a secure sum of 102 clients has room for"):
+        run(experiment)
+
+
+def test_clipped_updates_of_many_clients_need_more_bits() -> None:
+    # 2^21 steps of the grid times 1,000 are below 2^31; times 1,100 they are not.
+    private = Privacy(epsilon=8.0)
+    assert [width(private, n) for n in (1000, 1100)] == [32, 64]
+    assert width(Privacy(), 10) == width(Privacy(epsilon=8.0, model="local"), 10) == 64
 
 
 def test_a_client_that_sends_nan_is_left_out() -> None:

@@ -36,7 +36,7 @@ def terms_told(side: ClientProtection | None) -> dict[str, Any]:
     """Return what nodes are told of the clients' side of a protection."""
     if side is None:
         return {}
-    told: dict[str, Any] = {} if side.member is None else {"secure": True}
+    told: dict[str, Any] = {} if side.member is None else {"secure": True, "bits": side.bits}
     if side.privacy is not None:
         told |= {"privacy": side.privacy.model_dump(mode="json"), "sigma": side.sigma}
     if side.robust is not None:
@@ -60,7 +60,9 @@ def side_told(notes: Mapping[str, Any], member: Callable[[], Member]) -> ClientP
     privacy = Privacy.model_validate(told["privacy"]) if "privacy" in told else None
     robust = RobustMean.model_validate(told["robust"]) if "robust" in told else None
     half = member() if told.get("secure") else None
-    return ClientProtection(half, privacy, float(told.get("sigma", 0.0)), robust)
+    return ClientProtection(
+        half, privacy, float(told.get("sigma", 0.0)), robust, told.get("bits", 64)
+    )
 
 
 def node_member(config: Mapping[str, Any], store: Store) -> Member:

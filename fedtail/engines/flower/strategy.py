@@ -137,7 +137,7 @@ class MethodStrategy(FedAvg):
         server, ledger = self._server(server_round), Ledger()
         self.state = self._drive(self.method.round(self.state, server), server, ledger)
         self._empty.append(ledger.kept)
-        stop_if_empty(self._empty, server_round == self.rounds, ledger.dropped)
+        stop_if_empty(self._empty, server_round == self.rounds, ledger)
         self.engine.begin(server_round, "after")
         with self.engine.states.forgotten():
             final = self._drive(self.method.finalize(self.state, server), server, Ledger())

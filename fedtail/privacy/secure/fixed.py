@@ -1,6 +1,6 @@
 """Numbers as whole ones modulo 2^w, which add up exactly and can be masked.
 
-x becomes rint(x·2^f). With n members no sum is out of range if nobody's number is above
+x becomes rint(x·2^f). With n vectors no sum is out of range if nobody's number is above
 2^(w−1−f) / n, so a client that has a larger one does not answer.
 """
 
@@ -32,7 +32,7 @@ def layout_digest(form: Form, real: int = REAL_BITS) -> str:
 
 
 def encoded(
-    numbers: Tensor, places: Sequence[Slot], members: int, width: int, real: int = REAL_BITS
+    numbers: Tensor, places: Sequence[Slot], addends: int, width: int, real: int = REAL_BITS
 ) -> Numbers:
     """Return numbers as whole ones modulo 2^w.
 
@@ -40,13 +40,13 @@ def encoded(
     ----------
     numbers, places
         The numbers, and what stands where in them.
-    members
+    addends
         n: how many such vectors are added up at most.
     width, real
         w, and f of real numbers.
     """
     x = numbers.numpy().copy()
-    start, most = 0, (2.0 ** (width - 1) - 1) / members
+    start, most = 0, (2.0 ** (width - 1) - 1) / addends
     for slot in places:
         piece, f = x[start : start + slot.size], shift(slot, real)
         np.rint(np.multiply(piece, 2.0**f, out=piece), out=piece)
@@ -54,7 +54,7 @@ def encoded(
         if not largest <= most:
             raise Refused(
                 f"its '{slot.name}' has a number above {most * 2.0**-f:g}, which is what a secure "
-                f"sum of {members} clients has room for"
+                f"sum of {addends} clients has room for"
             )
         start += slot.size
     return x.astype(np.int64).astype(np.uint32 if width == 32 else np.uint64)

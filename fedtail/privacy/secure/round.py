@@ -14,7 +14,7 @@ from fedtail.engines.executor import Done
 from fedtail.engines.runtime import Clock
 from fedtail.errors import FedtailError
 from fedtail.forms import Form
-from fedtail.privacy.client_side import ClientProtection, masked_name, width
+from fedtail.privacy.client_side import ClientProtection, masked_name
 from fedtail.privacy.layout import REAL_BITS, Opened, length, part_of, slots
 from fedtail.privacy.secure.crypto import Numbers
 from fedtail.privacy.secure.exchange import SecureExchange, Steps, T
@@ -60,12 +60,12 @@ class SecureSums:
         self, tasks: Sequence[Task], engine: Engine, clock: Clock, real: int = REAL_BITS
     ) -> list[Task]:
         """Have keys and shares made, and return the tasks of those who did."""
-        self.real, bits, attempt = real, width(self.client.privacy), new_attempt()
+        self.real, attempt = real, new_attempt()
         kinds = self._kinds(tasks, engine)
         self.groups, self.sent, found = [], {}, []
         for kind, some in kinds.items():
             for cohort in in_groups(sorted(task.client for task in some)):
-                terms = self._terms(kind, cohort, bits, attempt, clock)
+                terms = self._terms(kind, cohort, len(tasks), attempt, clock)
                 self.groups.append(SecureExchange(terms))
         driven(self.groups, [group.begin() for group in self.groups], engine, clock)
         for group in self.groups:
@@ -102,7 +102,12 @@ class SecureSums:
         return kinds
 
     def _terms(
-        self, kind: SumKind, cohort: Sequence[ClientId], bits: int, attempt: str, clock: Clock
+        self,
+        kind: SumKind,
+        cohort: Sequence[ClientId],
+        addends: int,
+        attempt: str,
+        clock: Clock,
     ) -> Terms:
         return Terms(
             run=self.run,
@@ -110,8 +115,9 @@ class SecureSums:
             phase=clock.phase,
             attempt=attempt,
             threshold=threshold_of(self.share, len(cohort)),
-            width=bits,
+            width=self.client.bits,
             cohort=tuple(cohort),
+            addends=addends,
             kind=kind,
         )
 

@@ -17,7 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.privacy.secure.crypto import KEY_BYTES, SIGNATURE_BYTES, sha256
 from fedtail.protocol import ClientId, Payload, Scalar
 
-SECURE_VERSION = 1
+SECURE_VERSION = 2
 FEWEST = 2
 """A sum over one client is that client's update."""
 TOO_FEW = "a sum over fewer than two clients would show one client's update"
@@ -66,6 +66,8 @@ class Terms:
         w: numbers are added up modulo 2^w.
     cohort
         Who is asked, ascending.
+    addends
+        How many vectors are added up in all, with those of other groups: so many must have room.
     kind
         What they are asked.
     """
@@ -77,6 +79,7 @@ class Terms:
     threshold: int
     width: int
     cohort: tuple[ClientId, ...]
+    addends: int
     kind: SumKind
     version: int = SECURE_VERSION
 
@@ -111,6 +114,10 @@ def read_terms(text: str) -> Terms:
         (terms.text() != text, "they could be read in another way"),
         (not re.fullmatch("[0-9a-f]{32}", terms.attempt), "the attempt has no name"),
         (terms.width not in (32, 64), f"it has numbers of {terms.width} bits"),
+        (
+            not isinstance(terms.addends, int) or terms.addends < len(terms.cohort),
+            f"it has room for {terms.addends} vectors, and {len(terms.cohort)} are asked for one",
+        ),
     ):
         if wrong:
             raise Refused(f"the terms of this secure sum are refused: {reason}")

@@ -262,7 +262,7 @@ def test_a_server_that_raises_the_clip_in_mid_run_is_not_answered() -> None:
         federation.run()
     told = [payloads[0].scalars[CLIP] for payloads, _ in messages(federation)]
     assert told[0] == 0.01
-    assert told[-1] == run(experiment).history[0]["privacy"]["clip"] > 0.011
+    assert told[-1] == run(experiment).history[0]["privacy"]["next_clip"] > 0.011
 
 
 def test_what_is_asked_outside_of_training_is_not_answered_in_the_clear() -> None:
