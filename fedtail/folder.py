@@ -41,6 +41,12 @@ FREE = {
 """Fields that do not change what a run trains and ships: a resumed run may have others."""
 LENGTH = {"rounds", "patience"}
 """Fields that say when a run ends: a resumed run may end earlier or later than it was to."""
+MACHINE = {"device", "threads"}
+"""What another machine may not have."""
+PLACES = {"path", "test"}
+"""Where data are: they may be elsewhere by now, and have digests of their own."""
+SEAL = "# The settings that this run was begun with: "
+"""The last line of a description, by which one that was edited since is known."""
 MOST_CONFUSED = 200
 """With more classes no table of confusions is kept."""
 logger = logging.getLogger("fedtail")
@@ -68,6 +74,15 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     from fedtail.experiment import Experiment
 
     return {**tomllib.loads(tomli_w.dumps(Experiment().describe())), **stored}
+
+
+def sealed(description: str) -> str:
+    """Return a description with a digest of what may not change while a run goes on."""
+    free = FREE | LENGTH | MACHINE
+    settings = {k: v for k, v in tomllib.loads(description).items() if k not in free}
+    data = {k: v for k, v in settings.get("data", {}).items() if k not in PLACES}
+    plain = json.dumps({**settings, "data": data}, sort_keys=True, default=str)
+    return f"{description}\n{SEAL}{hashlib.sha256(plain.encode()).hexdigest()}\n"
 
 
 @dataclass(frozen=True)
@@ -172,10 +187,16 @@ class RunFolder:
         """
         remove(self.model)
         sync_folder(self.path)
-        write_atomic(self.experiment, experiment)
+        write_atomic(self.experiment, sealed(experiment))
 
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
+        description, seal, told = self.experiment.read_text(encoding="utf-8").rpartition(SEAL)
+        if seal and sealed(description).rpartition(SEAL)[2] != told:
+            raise FedtailError(
+                f"'{self.experiment}' was changed since the run began: put it back as it was, or "
+                "begin a new run with it"
+            )
         wanted = tomllib.loads(tomli_w.dumps(settings))
         if odd := first_difference(completed(self.settings()), wanted, FREE | LENGTH):
             raise FedtailError(
@@ -226,7 +247,7 @@ class RunFolder:
                 {**environment(), "load": machine_load(), **numerics}, indent=1
             ),
             # Last: a folder with a description is a run that can be resumed.
-            self.experiment: experiment,
+            self.experiment: sealed(experiment),
         }
         make_folder(self.path)
         try:

@@ -52,7 +52,7 @@ class ModelFile:
         Of one input as the network takes it.
     kind
         ``bytes`` count 0 to 1, ``numbers`` are taken as they are, ``tokens`` stay whole.
-    given_shape, scale, transform, named
+    given_shape, scale, transform, named, labels, columns
         How inputs and labels were given (`fedtail.data.dataset.Given`).
     mean, std
         What inputs are normalised with, channel by channel.
@@ -84,6 +84,8 @@ class ModelFile:
     plugins: tuple[str, ...] = ()
     train: str = "all"
     rate: int | None = None
+    labels: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, setting: Setting) -> ModelFile:
@@ -117,6 +119,8 @@ class ModelFile:
             plugins=tuple(experiment.plugins),
             train=experiment.train,
             rate=given.rate,
+            labels=given.labels,
+            columns=given.columns,
         )
 
     def to_json(self) -> str:

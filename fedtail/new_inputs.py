@@ -14,7 +14,7 @@ from fedtail.data.dataset import Source
 from fedtail.data.formats.images import ImageFiles
 from fedtail.data.formats.npz import read_arrays
 from fedtail.data.formats.sound import read_clips
-from fedtail.data.formats.tables import LINES, TABLE_SUFFIXES, read_table
+from fedtail.data.formats.tables import LINES, TABLE_SUFFIXES, inputs, read_table
 from fedtail.data.raw import numbered_labels
 from fedtail.data.sources.folder import Folder, is_sound, media
 from fedtail.data.sources.table import TableFile
@@ -50,8 +50,8 @@ class NewInputs:
             return None
         if len(self.labels) != len(found):
             raise FedtailError(f"{len(found)} inputs but {len(self.labels)} labels")
-        named = model.file.named or self.labels.dtype.kind in "US"
-        labels = numbered_labels(self.labels, model.classes, named, "labels")
+        known = model.classes if self.labels.dtype.kind in "US" else model.labels.tolist()
+        labels = numbered_labels(self.labels, known, "labels")
         return float((labels == found).mean())
 
 
@@ -99,9 +99,10 @@ def _rows(path: Path, model: Predictor, data: Source | None) -> NewInputs:
         raise FedtailError(f"{path} is a table, and the model takes {model.takes}")
     table = data if isinstance(data, TableFile) else TableFile(path=str(path))
     try:
-        x = table.inputs_of(columns, path, model.takes == "texts")
+        names = model.file.columns or table.inputs_in(columns, path)
+        x = inputs(columns, names, path, model.takes == "texts")
     except FedtailError as error:
-        if table is data:
+        if model.file.columns or table is data:
             raise
         raise FedtailError(
             f"{path} has columns that are no inputs, and the model was trained on no table that "

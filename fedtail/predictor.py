@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.augment import as_float
+from fedtail.data.augment import as_float, per_channel
 from fedtail.data.dataset import Transform, as_numpy, checked_features, must_be_inputs
 from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.device import choose_device, runs_on_images
@@ -77,11 +77,16 @@ class Predictor:
     def predict(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input, as labels were given for training.
 
-        That is names where they were names, and whole numbers (positions in `classes`) where they
-        were numbers.
+        That is names where they were names, and whole numbers where they were numbers.
         """
-        found = self.numbers(x)
-        return np.array(self.classes)[found] if self.file.named else found
+        found: np.ndarray = self.labels[self.numbers(x)]
+        return found
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The label of each class as it was given: its name, or its number."""
+        file = self.file
+        return np.array(file.classes if file.named else file.labels or range(len(file.classes)))
 
     def numbers(self, x: RawInputs) -> np.ndarray:
         """Return the most probable class of each input as a position in `classes`."""
@@ -107,7 +112,7 @@ class Predictor:
 
     def score(self, x: RawInputs, y: Any) -> float:
         """Return the share of inputs whose label is predicted: the accuracy that a run reports."""
-        labels = numbered_labels(y, self.classes, self.file.named, "labels")
+        labels = numbered_labels(y, self.labels.tolist(), "labels")
         if len(labels) != len(x):
             raise FedtailError(f"{len(x)} inputs but {len(labels)} labels")
         right = int((self.numbers(x) == labels).sum())
@@ -179,9 +184,10 @@ def normalised_for(file: ModelFile, x: Tensor) -> Tensor:
     """Return inputs as the network sees them: standardised, or whole."""
     if file.kind == "tokens":
         return x.long()
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    mean = torch.tensor(file.mean, dtype=torch.float32, device=x.device).reshape(shape)
-    std = torch.tensor(file.std, dtype=torch.float32, device=x.device).reshape(shape)
+    mean, std = (
+        per_channel(torch.tensor(numbers, dtype=torch.float32, device=x.device), x.shape[1:])
+        for numbers in (file.mean, file.std)
+    )
     return as_float(x).sub(mean).div(std)
 
 

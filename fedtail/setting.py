@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.augment import as_float
+from fedtail.data.augment import as_float, per_channel
 from fedtail.data.dataset import Dataset, Features
 from fedtail.data.federation import Federation
 from fedtail.data.formats.images import ImageFiles
@@ -350,8 +350,8 @@ def trial_batches(dataset: Dataset) -> list[Tensor]:
     x = dataset.test.x[torch.arange(min(2, len(dataset.test)))]
     numbers = as_float(x)
     if dataset.mean:
-        shape = [1, -1] + [1] * (numbers.ndim - 2)
-        mean, std = (torch.tensor(c).reshape(shape) for c in (dataset.mean, dataset.std))
+        shape = dataset.input_shape
+        mean, std = (per_channel(torch.tensor(c), shape) for c in (dataset.mean, dataset.std))
         numbers = (numbers - mean) / std
     elif dataset.normalisation != "none":
         numbers = (numbers - numbers.mean()) / numbers.std(correction=0).clamp_min(1e-6)

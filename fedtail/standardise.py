@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedtail.data.augment import channel_axis
 from fedtail.data.federation import ClientData, Federation
 from fedtail.forms import Form, Like, Total
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, Tensors
@@ -74,7 +75,8 @@ def added_up(data: ClientData, frame: Tensors) -> dict[str, Tensor]:
     for start in range(0, len(data), AT_ONCE):
         values = data.values(start, start + AT_ONCE)
         # Channels last, and everything else before: one column a channel.
-        columns = values.movedim(1, -1) if len(shift) > 1 else values
+        axis = channel_axis(values.shape[1:])
+        columns = values.movedim(axis, -1) if len(shift) > 1 else values
         columns = (columns.reshape(-1, len(shift)) - shift) / scale
         total = total + columns.mean(0) * len(values)
         square = square + columns.square().mean(0) * len(values)

@@ -52,7 +52,8 @@ def test_what_is_known_before_the_first_round(tmp_path: Path) -> None:
 
     # Assert
     folder.must_be_a_run()
-    assert folder.experiment.read_text() == "seed = 0\n"
+    assert folder.experiment.read_text().startswith("seed = 0\n")
+    assert folder.settings() == {"seed": 0}
     assert json.loads((folder.path / "split.json").read_text()) == {"format": 1}
     facts = json.loads((folder.path / "env.json").read_text())
     assert facts["threads"] == 3

@@ -227,6 +227,19 @@ def test_labels_that_are_no_classes_are_said(
     assert model.score(x[:1], [found]) == 1
 
 
+def test_where_a_class_is_left_out_labels_stay_as_they_were_given(tmp_path: Path) -> None:
+    # Class 1 of 0, 1 and 2 is dropped: what is left is answered as 0 and 2.
+    data = halves(TABLE, Y, classes=("ash", "birch", "cedar"), drop=("birch",))
+    result = run(Experiment(data=data, model="mlp", clients=2, rounds=3), out=tmp_path / "run")
+    test = Y[80:] != 1
+    model = load(tmp_path / "run")
+    assert set(model.predict(TABLE[80:][test]).tolist()) <= {0, 2}
+    assert model.score(TABLE[80:][test], Y[80:][test]) == result.metrics["accuracy"]
+    np.savez(tmp_path / "new.npz", x=TABLE[80:][test], y=Y[80:][test])
+    told = fedtail("predict", str(tmp_path / "run"), str(tmp_path / "new.npz"))
+    assert f"accuracy {result.metrics['accuracy']:.4f}" in told.out + told.err
+
+
 def test_a_table_for_a_model_of_arrays_is_inputs_and_a_label_alone(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
     run(Experiment(data=Arrays(x, np.arange(40) % 2), rounds=1, device="cpu"), out=tmp_path / "run")

@@ -58,10 +58,24 @@ def test_sums_over_clients_are_the_statistics_of_all_data(name: str, kind: str) 
     x = KINDS[name]
     mean, std = constants(run(experiment(x, normalisation=kind, rounds=1)))
     values = x.astype(np.float64) / (255 if x.dtype == np.uint8 else 1)
-    each = kind == "standard" and name != "windows"
-    axes: Any = tuple(range(x.ndim - 1)) if each else None
+    axes: Any = tuple(range(x.ndim - 1)) if kind == "standard" else None
     np.testing.assert_allclose(mean, np.atleast_1d(values.mean(axes)), rtol=1e-6)
     np.testing.assert_allclose(std, np.atleast_1d(values.std(axes)), rtol=1e-6)
+
+
+def test_each_sensor_of_a_window_has_constants_of_its_own() -> None:
+    # Metres and degrees: with one pair for both, the first would be next to nothing.
+    x = (RNG.normal(size=(60, 7, 2)) * [1, 300] + [0, 50]).astype(np.float32)
+    result = run(experiment(x, rounds=1))
+    mean, std = constants(result)
+    given = torch.from_numpy(x)
+    found = prepare(experiment(x, mean=tuple(mean), std=tuple(std))).federation.ready(given)
+    assert found.mean((0, 1)).abs().max() < 1e-5
+    assert found.std((0, 1)).tolist() == pytest.approx([1, 1], abs=0.01)
+    # The shipped model does the same, and own constants are one a sensor, too.
+    assert result.model.score(x[:9], LABELS[:9]) == result.metrics["accuracy"]
+    with pytest.raises(FedtailError, match=r"data\.mean has 7 numbers, but inputs have 2 channels"):
+        run(experiment(x, mean=(0.0,) * 7, std=(1.0,) * 7))
 
 
 def test_a_constant_feature_is_only_shifted() -> None:

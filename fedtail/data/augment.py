@@ -123,6 +123,18 @@ def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return as_float(x).sub(mean).div_(std)
 
 
+def channel_axis(shape: Sequence[int]) -> int:
+    """Return which axis of a batch holds channels or features: the last of (length, channels)."""
+    return 2 if len(shape) == 2 else 1
+
+
+def per_channel(numbers: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a number a channel, or one for all, as a batch of inputs of a shape takes them."""
+    sizes = [1] * (len(shape) + 1)
+    sizes[channel_axis(shape)] = -1
+    return numbers.reshape(sizes)
+
+
 def as_float(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return inputs as real numbers; bytes become 0..1."""
     return x.to(dtype).div_(255.0) if x.dtype == torch.uint8 else x.to(dtype)

@@ -77,6 +77,11 @@ class Given:
         What was done to them first.
     named
         Whether labels were given as names, so that predictions are names.
+    labels
+        The number of each class as labels were given, if some classes were left out: it is then not
+        its position.
+    columns
+        Of a table of numbers: which columns are inputs, in their order.
     rate
         Of sound: how many samples a second waveforms have.
     """
@@ -85,6 +90,8 @@ class Given:
     scale: tuple[float, ...] = ()
     transform: Transform | None = None
     named: bool = False
+    labels: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
     rate: int | None = None
 
 

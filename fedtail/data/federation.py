@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.augment import Augment, as_float, normalised
+from fedtail.data.augment import Augment, as_float, channel_axis, normalised, per_channel
 from fedtail.data.dataset import Dataset, Samples, rows_at
 from fedtail.data.feature_store import FeatureStore
 from fedtail.data.parts import Parts
@@ -275,12 +275,10 @@ class Federation:
 
     @property
     def channels(self) -> int:
-        """How many pairs of constants inputs are normalised with: one a channel or feature.
-
-        Windows of (length, channels), and everything under "global", have one.
-        """
-        each = self.asks == "standard" and len(self.dataset.input_shape) in (1, 3)
-        return self.dataset.input_shape[0] if each else 1
+        """How many pairs of constants inputs are normalised with: one a channel or feature."""
+        shape = self.dataset.input_shape
+        each = self.asks == "standard" and len(shape) <= 3
+        return shape[channel_axis(shape) - 1] if each else 1
 
     @property
     def constants(self) -> tuple[list[float], list[float]]:
@@ -305,8 +303,7 @@ class Federation:
         return laid_out(x, self.channels_last)
 
     def _shaped(self, numbers: Tensor) -> Tensor:
-        channels = [1, -1] + [1] * (len(self.dataset.input_shape) - 1)
-        return numbers.to(self.device, torch.float32).reshape(channels)
+        return per_channel(numbers.to(self.device, torch.float32), self.dataset.input_shape)
 
     def _normalisation(self) -> tuple[Tensor, Tensor]:
         mean = self.dataset.mean or (0.0,) * self.channels

@@ -157,14 +157,15 @@ def numbered(raw: Raw, where: str) -> Raw:
     return replace(raw, **numbers, classes=classes)
 
 
-def numbered_labels(y: object, classes: Sequence[str], named: bool, where: str) -> np.ndarray:
-    """Return labels, given as for training, as positions among the classes.
+def numbered_labels(y: object, known: Sequence[str | int], where: str) -> np.ndarray:
+    """Return labels as positions among those of the classes: names, or numbers.
 
     Those that are no class have -1, and are wrong whatever is predicted; that is warned of, and
     refused if it is all of them.
     """
     labels = as_numpy(y, where)
-    place: dict[Any, int] = {name if named else c: c for c, name in enumerate(classes)}
+    place: dict[Any, int] = {label: c for c, label in enumerate(known)}
+    named = isinstance(known[0], str)
     told = [str(label) if named else label for label in labels.ravel().tolist()]
     found = np.array([place.get(label, -1) for label in told])
     if odd := sorted({str(label) for label in told if label not in place}):
@@ -233,6 +234,7 @@ def without_classes(dataset: Dataset, names: Sequence[str], where: str) -> Datas
         train=Samples(dataset.train.x[train], number[dataset.train.y[train]]),
         test=Samples(dataset.test.x[test], number[dataset.test.y[test]]),
         classes=tuple(dataset.classes[c] for c in kept),
+        given=replace(dataset.given, labels=tuple(kept)),
         client_train=_rows(dataset.client_train, train),
         client_test=_rows(dataset.client_test, test),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,26 @@ def test_what_is_mended_is_said_once(broken: Path, monkeypatch: pytest.MonkeyPat
     shown = fedtail("run", "--resume", str(broken))
     line = len((broken / "metrics.jsonl").read_text().splitlines())
     assert shown.err == f"warning: {odd.partition(' (')[0]} (line {line})\n"
+
+
+def test_a_description_that_was_edited_is_no_description_of_the_run(broken: Path) -> None:
+    path = broken / "experiment.toml"
+    begun = path.read_text()
+    for old, new in (
+        ('normalisation = "standard"', 'normalisation = "none"'),
+        ("lr = 0.05", "lr = 0.5"),
+    ):
+        assert old in begun
+        path.write_text(begun.replace(old, new))
+        said = "experiment.toml' was changed since the run began: put it back as it was, or begin a"
+        assert said in refused_resume(broken)
+    # What may change, and where the data are, may be edited.
+    free = begun.replace('on_client_error = "stop"', 'on_client_error = "drop"')
+    assert free != begun
+    moved = broken.with_name("moved.npz")
+    shutil.copy(str(tomllib.loads(begun)["data"]["path"]), moved)
+    path.write_text(free.replace(tomllib.loads(begun)["data"]["path"], str(moved)))
+    assert fedtail("run", "--resume", str(broken)).code == 0
 
 
 def test_what_is_not_a_run_is_not_resumed(broken: Path) -> None:

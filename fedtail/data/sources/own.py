@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, SkipValidation, model_validator
 
+from fedtail.data.augment import channel_axis
 from fedtail.data.dataset import About, Dataset, Normalisation, Source
 from fedtail.data.public import data_folder
 from fedtail.data.raw import (
@@ -46,8 +47,9 @@ class OwnSource(Source):
     split_seed: int = Field(0, ge=0, description="seed of that split")
     normalisation: Normalisation = Field(
         "standard",
-        description="standard: mean and deviation of each channel or feature, from sums that the "
-        "clients report once; global: one pair of numbers; none: as it is",
+        description="standard: mean and deviation of each channel or feature (of windows, of each "
+        "entry of the last axis), from sums that the clients report once; global: one pair of "
+        "numbers; none: as it is",
     )
     mean: tuple[float, ...] = Field(
         (), description="subtracted from inputs (images count 0 to 1), instead of asking clients"
@@ -70,17 +72,18 @@ class OwnSource(Source):
             given, raw = replace(given, transform=self.transform), transformed(raw, self.transform)
         whole = with_test_set(raw, self.test_fraction, self.split_seed, where)
         dataset = without_classes(dataset_from(whole, where), self.drop, where)
-        if len(self.mean) > 1 and len(self.mean) != dataset.input_shape[0]:
+        shape = dataset.input_shape
+        if len(self.mean) > 1 and len(self.mean) != shape[channel_axis(shape) - 1]:
             raise FedtailError(
                 f"{where}: data.mean has {len(self.mean)} numbers, but inputs have "
-                f"{dataset.input_shape[0]} channels or features"
+                f"{shape[channel_axis(shape) - 1]} channels or features"
             )
         return replace(
             dataset,
             mean=self.mean,
             std=self.std,
             normalisation="none" if self.mean else self.normalisation,
-            given=given,
+            given=replace(given, labels=dataset.given.labels),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -48,13 +50,14 @@ class TableFile(OwnSource):
         """Read the files into memory."""
         path = existing(self.path, "file")
         train = read_table(path)
-        x, y, owner = self._read(train, path, None)
+        names = self.inputs_in(train, path)
+        x, y, owner = self._read(train, names, path, None)
         if self.test is None:
-            return self.dataset(
-                Raw(x, np.array(y), classes=ordered(y), client_train=owner), str(path)
-            )
+            raw = Raw(x, np.array(y), classes=ordered(y), client_train=owner)
+            return with_columns(self.dataset(raw, str(path)), names)
         other = existing(self.test, "file")
-        x_test, y_test, owner_test = self._read(read_table(other), other, x.ndim == 1)
+        # The same columns, whatever their order there and whatever else the file has.
+        x_test, y_test, owner_test = self._read(read_table(other), names, other, x.ndim == 1)
         raw = Raw(
             x,
             np.array(y),
@@ -64,24 +67,29 @@ class TableFile(OwnSource):
             client_train=owner,
             client_test=owner_test,
         )
-        return self.dataset(raw, str(path))
+        return with_columns(self.dataset(raw, str(path)), names)
 
-    def inputs_of(self, columns: Columns, path: Path, texts: bool | None) -> np.ndarray:
-        """Return the inputs of a table: texts, or numbers."""
+    def inputs_in(self, columns: Columns, path: Path) -> tuple[str, ...]:
+        """Return which columns of a table are inputs."""
         others = [name for name in columns if name not in (self.label, self.client)]
         names = self.input or ((TEXT,) if TEXT in columns else tuple(others))
         if not names:
             raise FedtailError(f"{path} has no column of inputs beside '{self.label}'")
-        return inputs(columns, names, path, texts)
+        return names
 
     def _read(
-        self, columns: Columns, path: Path, texts: bool | None
+        self, columns: Columns, names: Sequence[str], path: Path, texts: bool | None
     ) -> tuple[np.ndarray, list[str], np.ndarray | None]:
         y = labels(columns, self.label, path)
         owner = owners(columns, self.client, path) if self.client else None
-        return self.inputs_of(columns, path, texts), y, owner
+        return inputs(columns, names, path, texts), y, owner
 
     @classmethod
     def advice(cls) -> str:
         """Return how to name the file."""
         return f"data.path=FILE ({', '.join(TABLE_SUFFIXES)})"
+
+
+def with_columns(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
+    """Return a data set that knows its columns, by which new rows are read."""
+    return replace(dataset, given=replace(dataset.given, columns=names))

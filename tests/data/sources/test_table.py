@@ -48,6 +48,27 @@ def test_texts_labels_and_clients_are_read(make: Any, tmp_path: Path) -> None:
     assert TableFile(path=path).load().test.y.tolist().count(0) == 2
 
 
+def test_columns_are_known_by_their_names(tmp_path: Path) -> None:
+    train = write(tmp_path / "n.csv", "a,b,label\n1,20,x\n2,10,y\n3,30,x\n")
+    # The other order, and a column more.
+    test = write(tmp_path / "t.csv", "b,who,label,a\n50,ann,x,5\n")
+    dataset = TableFile(path=train, test=test).load()
+    assert dataset.test.x[torch.tensor([0])].tolist() == [[5.0, 50.0]]
+    assert dataset.given.columns == ("a", "b")
+    lacks = write(tmp_path / "lacks.csv", "c,b,label\n5,50,x\n")
+    with pytest.raises(FedtailError, match=r"lacks.csv has no column 'a'"):
+        TableFile(path=train, test=lacks).load()
+    # So does a model that is trained on it.
+    out = str(tmp_path / "run")
+    data = ("--data", str(train), f"data.test={test}", "--clients", "1", "--rounds", "1")
+    assert fedtail("run", *data, "--out", out).code == 0
+    rows = write(tmp_path / "new.csv", "a,b\n5,50\n3,10\n")
+    turned = write(tmp_path / "turned.csv", "b,id,a\n50,7,5\n10,8,3\n")
+    told = [fedtail("predict", out, str(path)).out for path in (rows, turned)]
+    assert told[0] == told[1]
+    assert "has no column 'a'" in one_sentence(fedtail("predict", out, str(lacks)))
+
+
 def test_columns_of_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "n.tsv", "a\tb\tlabel\n1\t2.5\t10\n-3\t4e0\t9\n" * 1 + "0\t0\t10\n")
     dataset = TableFile(path=path, test=path).load()
