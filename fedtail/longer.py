@@ -47,13 +47,19 @@ def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
             "breaks what was promised: begin a new run"
         )
     folder.describe_anew(experiment.to_toml())
+    said, differs = [], f"a run of {rounds} rounds from the start would differ"
     found = sorted(shares_of_rounds(experiment)) if done and rounds != before else []
-    if not found:
-        return []
-    return [
-        f"{', '.join(found)}: rounds 1 to {done} followed it as a part of {before} rounds, those "
-        f"after as a part of {rounds}; a run of {rounds} rounds from the start would differ"
-    ]
+    if found:
+        said.append(
+            f"{', '.join(found)}: rounds 1 to {done} followed it as a part of {before} rounds, "
+            f"those after as a part of {rounds}; {differs}"
+        )
+    chooses = experiment.keep == "best" or experiment.patience
+    if chooses and done == before < rounds and done % experiment.eval_every:
+        said.append(
+            f"round {done} was validated because it was the last, and may be the best; {differs}"
+        )
+    return said
 
 
 def was_tested(folder: RunFolder, round: int) -> bool:

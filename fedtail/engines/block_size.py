@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -36,6 +38,8 @@ BLOCK_BYTES = 1 << 23
 """The weights of a block are not larger than this."""
 BLOCK_WORK = 1 << 24
 """Weights times samples of a block, so that a round of much work has blocks for many processes."""
+CANDIDATES = 4
+"""So many clients are asked for the two answers of the trial."""
 APART = 0.01
 """How far the step of a client may be from what it does alone, as a part of it, in the trial."""
 
@@ -96,19 +100,25 @@ def _batches_at_once(federation: Federation, cohort: int) -> float:
     return min(cohort, MOST) * float(sizes.double().mean() / sizes.max().clamp(min=1))
 
 
-def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:
-    """Try a block of the first clients, and train one by one from now on if it is not the same.
+def tried(runtime: Runtime, jobs: Sequence[Job]) -> bool:
+    """Try a block of two clients, and train one by one from now on if it is not the same.
 
     A loss or a network of somebody's own may do what cannot be done for many clients at once.
+    Nothing is tried, and that is what is returned, where there are no two clients that answer.
     """
     some = [job for job in jobs if in_blocks(runtime, job)]
-    same = [job for job in some if job.task.payload is some[0].task.payload][:2]
+    often = Counter(id(job.task.payload) for job in some)
+    shared = next((job.task.payload for job in some if often[id(job.task.payload)] > 1), None)
+    same: list[Job] = []
+    alone: list[Payload] = []
+    for job in [job for job in some if job.task.payload is shared][:CANDIDATES]:
+        with contextlib.suppress(Exception):  # it will again, where somebody is told
+            alone.append(runtime.perform(job.task, dict(job.state), job.clock))
+            same.append(job)
+        if len(same) == 2:
+            break
     if len(some) < FEWEST_TOGETHER or len(same) < 2:
-        return
-    try:
-        alone = [runtime.perform(job.task, dict(job.state), job.clock) for job in same]
-    except Exception:  # it will again, where somebody is told
-        return
+        return False
     try:
         found = Members(runtime, same).trained()
         reason = _apart([found.payload(row) for row in range(2)], alone, same[0].task.payload)
@@ -117,6 +127,7 @@ def tried(runtime: Runtime, jobs: Sequence[Job]) -> None:
     if reason:
         runtime.together = 0
         logger.info("clients are trained one by one: %s", reason)
+    return True
 
 
 def _apart(found: Sequence[Payload], alone: Sequence[Payload], sent: Payload) -> str:

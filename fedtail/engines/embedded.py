@@ -68,7 +68,7 @@ class Embedded:
             self.executor = Auto(self.executor, pool, runtime, threads)
         elif workers:
             self.executor = Pool(runtime, workers, threads, plugins, drop, seconds)
-        self._tried = False
+        self._tried, self._put_off = False, 0
         self._round = -1
         self._phase: Phase = "training"
         self._turns: Counter[ClientId] = Counter()
@@ -117,10 +117,13 @@ class Embedded:
 
     def arranged(self, jobs: list[Job]) -> list[Job]:
         """Return jobs as they are cut into blocks of clients that train together."""
+        self.runtime.together = self.runtime.together or self._put_off
+        self._put_off = 0
         found = in_block_order(self.runtime, jobs)
         if not self._tried and any(in_blocks(self.runtime, job) for job in jobs):
-            self._tried = True
-            tried(self.runtime, found)
+            self._tried = tried(self.runtime, found)
+            if not self._tried:  # one by one, until they can be
+                self._put_off, self.runtime.together = self.runtime.together, 0
         return found
 
     def evaluate(self, tensors: Tensors) -> Evaluation:

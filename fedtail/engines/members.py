@@ -63,6 +63,9 @@ class Members:
         positions = torch.cat(parts)
         labels = rows_at(whole.samples.y, positions)
         self.data = replace(whole, positions=positions, labels=labels, channels_last=False)
+        if whole.store is not None:  # a row's last bits depend on those beside it
+            for k, part in zip(self.ids, parts, strict=True):
+                self.federation.client(k, self.told).batch(torch.arange(len(part)))
         self.labels = torch.split(labels, self.sizes)
 
     def overrides(self, *hooks: str) -> bool:

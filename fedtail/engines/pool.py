@@ -183,8 +183,8 @@ class Pool:
                 worker.hand.ready()
                 worker.hand.begin(work_orders, *self._told)
                 worker.pipe.send(self._sent)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise _unsendable(str(error)) from None
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            raise _unsendable(str(error).partition("\n")[0]) from None
         except (EOFError, ConnectionError):
             pass  # one that is dead is found out when it does not answer
         for worker in new:
@@ -219,7 +219,7 @@ class Pool:
     def _blocks(self, jobs: Sequence[Job], added: bool) -> Iterator[list[Job]]:
         """Cut jobs into blocks of one broadcast; answers that stay apart come one by one."""
         size = math.ceil(len(jobs) / (BLOCKS_EACH * len(self._workers))) if added else 1
-        for _, same in groupby(jobs, key=lambda job: id(job.task.payload)):
+        for _, same in groupby(jobs, key=lambda job: (job.task.action, id(job.task.payload))):
             some = list(same)
             if in_blocks(self.runtime, some[0]):
                 yield from blocks(self.runtime, some)

@@ -65,7 +65,11 @@ def made(model: ModelLike, input_shape: Shape, num_classes: int) -> nn.Module:
             "a model is a name, a ModelSpec, an nn.Module or a function that returns one,"
             f" not {type(model).__name__}"
         )
-    return copy.deepcopy(model)
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # the older torch.nn.utils.weight_norm leaves what has no copy
+        reason = str(error).partition(". ")[0]
+        raise FedtailError(f"the network cannot be copied: {reason}") from None
 
 
 def fitted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -72,6 +72,31 @@ def live_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in layer._buffers.items():
             if buffer is not None and name not in layer._non_persistent_buffers_set:
                 yield start + name, buffer
+
+
+def passing_buffers(module: nn.Module) -> dict[tuple[str, str], Tensor | None]:
+    """Return copies of the buffers that are not saved, by layer and name.
+
+    They are in no update. Those of one client must not be there for the next.
+    """
+    return {
+        (prefix, name): None if (buffer := layer._buffers[name]) is None else buffer.cpu().clone()
+        for prefix, layer in module.named_modules()
+        for name in sorted(layer._non_persistent_buffers_set)
+    }
+
+
+def put_back(module: nn.Module, buffers: Mapping[tuple[str, str], Tensor | None]) -> None:
+    """Give the buffers that are not saved the values that they had."""
+    for (prefix, name), value in buffers.items():
+        held = module.get_submodule(prefix)._buffers
+        now = held[name]
+        if value is None or now is None:
+            held[name] = value if value is None else value.clone()
+        elif now.shape == value.shape:
+            now.copy_(value)
+        else:
+            held[name] = value.to(now.device, copy=True)
 
 
 def frozen_layers(module: nn.Module) -> tuple[str, ...]:

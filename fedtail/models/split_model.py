@@ -17,6 +17,8 @@ from fedtail.models.probe import (
     frozen_layers,
     frozen_names,
     last_registered,
+    passing_buffers,
+    put_back,
     reset,
     trial,
 )
@@ -90,6 +92,7 @@ class SplitModel(nn.Module):
 
     def note_frozen(self) -> None:
         """Remember, once, what does not move; a method may freeze more for a while."""
+        self._passing = passing_buffers(self.module)
         self._still = frozen_layers(self.module)
         self._fixed = frozen_names(self.module, self._still)
         self._known: Inventory | None = None
@@ -234,6 +237,7 @@ class SplitModel(nn.Module):
                 )
         with torch.no_grad():
             torch._foreach_copy_(list(live.values()), given)
+        put_back(self.module, self._passing)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the live parameters that are trained; a tied one stands under its first name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -34,7 +34,7 @@ class Constant(Schedule):
 class StepDecay(Schedule):
     """Multiplied by `gamma` once each of the given fractions of the rounds is done."""
 
-    at: tuple[float, ...] = Field(
+    at: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = Field(
         (0.8,), description="fractions of the rounds after which it drops"
     )
     gamma: float = Field(0.1, gt=0, le=1, description="what it is multiplied with at each drop")
