@@ -23,6 +23,8 @@ from fedtail.losses import BinaryCrossEntropy, LocalLoss
 from fedtail.losses.binary_cross_entropy import binary_losses, is_class
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.heads import refuse_frozen
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.training.classifier import second_stage
 from fedtail.training.proxy import mean_head
@@ -107,6 +109,12 @@ class FedGraB(FedAvg[FedGraBState]):
     kp: float = Field(10.0, ge=0, description="K_p: weight of the difference itself")
     ki: float = Field(0.01, ge=0, description="K_i: weight of its sum over batches")
     kd: float = Field(0.1, ge=0, description="K_d: weight of its change")
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse heads with a frozen weight, whose rows tell nothing of frequencies."""
+        for head in base.heads if self.control == "tail" else ():
+            refuse_frozen(head, ["weight"])
+        return base
 
     # Server half
 

@@ -23,7 +23,7 @@ from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import Head
 
@@ -61,8 +61,8 @@ class FedNPC(FedAvg[ModelState]):
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or frozen."""
+        trained_head(base.classifier)
         return base
 
     def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:

@@ -27,7 +27,7 @@ from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.reduce import Reduced
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.class_means import SumsByClass, features_of, sums_by_class
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import Head, train_head
@@ -89,8 +89,8 @@ class RUCR(FedAvg[ModelState]):
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or frozen."""
+        trained_head(base.classifier)
         return base
 
     # Server half
