@@ -153,6 +153,9 @@ class Method(Component, Generic[S]):
     def check_data(self, dataset: Dataset) -> None:
         """Refuse data that it cannot train on, before work starts; by default none."""
 
+    def check_model(self, model: SplitModel) -> None:
+        """Refuse what `build_model` made if a part cannot be read off it; by default nothing."""
+
     def changes_inputs(self) -> bool:
         """Whether clients change inputs themselves, beyond `augment`.
 

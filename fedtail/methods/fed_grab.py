@@ -127,10 +127,11 @@ class FedGraB(FedAvg[FedGraBState]):
         begun = not self.warm_up or second_stage(server.round, server.rounds, self.warm_up)
         if s.tail is None and begun and self.control != "none":
             server.model.load(s.model)
-            rows = mean_head(server.model)
-            tail = rare_rows(rows) if self.control == "tail" else rows.norm(dim=1) >= 0
+            tail = torch.ones(server.num_classes)
+            if self.control == "tail":
+                tail = rare_rows(mean_head(server.model)).float()
             server.log("controlled", int(tail.sum()))
-            s = replace(s, tail=tail.float())
+            s = replace(s, tail=tail)
         return (yield from super().round(s, server))
 
     def broadcast(self, s: FedGraBState, server: Server) -> Payload:
