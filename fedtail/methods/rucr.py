@@ -176,17 +176,23 @@ class RUCR(FedAvg[ModelState]):
 
     @action
     def retrain(self, payload: Payload, client: Client) -> Payload:
-        """Re-train the received head on mixtures of prototypes with the client's features."""
-        model, received = client.model, payload.group("model")
-        model.load(received)
+        """Send the received head re-trained; without samples as it is, and it weighs nothing."""
+        client.model.load(payload.group("model"))
+        head = unnamed(payload.group("model"), client.model)
+        if len(client.data):
+            head = self.rectified(head, payload, client)
+        return Payload(grouped("head", named(head, client.model)), {"samples": len(client.data)})
+
+    def rectified(self, head: Head, payload: Payload, client: Client) -> Head:
+        """Re-train a head on mixtures of prototypes with the client's features."""
         counts = payload.tensors["proto/counts"]
         classes = (counts > 0).nonzero().flatten()
-        h = features_of(model, client.data)
+        h = features_of(client.model, client.data)
         features = self.mixtures(
             payload.tensors["proto/means"][classes], h, client.generator("mixtures")
         )
-        head: Head = train_head(
-            unnamed(received, model),
+        return train_head(
+            head,
             features,
             self.head_epochs,
             self.head_batch,
@@ -194,7 +200,6 @@ class RUCR(FedAvg[ModelState]):
             client.generator("head batches"),
             classes,
         )
-        return Payload(grouped("head", named(head, model)), {"samples": len(client.data)})
 
     def mixtures(self, means: Tensor, h: Tensor, generator: torch.Generator) -> Tensor:
         """Return λ p_c + (1 − λ) h / ‖h‖ for random features h, (classes, m, d)."""
