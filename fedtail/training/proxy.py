@@ -195,8 +195,8 @@ class PrivateProxyPrior(ProxyPrior):
 
     upload: Literal["index", "layer"] = Field(
         "layer",
-        description="what a client sends: the noisy change of the classifier, as in the paper, or "
-        "its sums over rows, which carry the same noise in fewer bytes",
+        description="what a client sends: the noisy change of what is read, as in the paper, or its"
+        " sums over rows, which carry the same noise in fewer bytes; of a bias both are the same",
     )
     epsilon: float = Field(
         10.0, gt=0, allow_inf_nan=True, description="ε of the release; inf adds no noise"
