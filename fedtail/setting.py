@@ -386,6 +386,7 @@ def prepare(experiment: Experiment) -> Setting:
     with contained(derive(experiment.seed, "model")):
         base, taken = network_for(experiment, dataset)
         model = experiment.method.build_model(base)
+    experiment.method.check_model(model)
     images = runs_on_images(model, device)
     to_device((base, model), device, images, experiment.precision)
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)

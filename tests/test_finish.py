@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from closing import identity, wide
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtail import GBME, SLAC, CReFF, FedAvg, FedtailError, RedGrape, load, run
 from fedtail.protocol import Payload, Update
@@ -132,6 +132,23 @@ def test_workers_and_resuming_give_the_same_bits(tmp_path: Path) -> None:
         assert run(made, out=out, resume=True).digest == plain.digest
 
 
+def frozen_bias() -> nn.Module:
+    """Return a network whose classifier has a bias that does not move."""
+    model = tiny.plain_model()
+    model.get_parameter("3.bias").requires_grad_(False)
+    return model
+
+
+def test_a_frozen_bias_is_the_clients_after_a_test_as_before() -> None:
+    # The closed form would ship a bias of its own, and a test put it into the model that is
+    # trained next. SLAC, which need not have it, goes without.
+    often, once = (
+        run(tiny.experiment(SLAC(pays=False), frozen_bias, rounds=3, eval_every=n)) for n in (1, 3)
+    )
+    assert often.digest == once.digest
+    assert torch.equal(often.tensors["3.bias"], once.tensors["3.bias"])
+
+
 def test_what_cannot_be_finished_is_refused_before_work_starts() -> None:
     with pytest.raises(FedtailError, match="finish = 'closed-form' asks clients again"):
         tiny.experiment(privacy={"epsilon": 1.0}, **CLOSED)
@@ -142,6 +159,8 @@ def test_what_cannot_be_finished_is_refused_before_work_starts() -> None:
         prepare(tiny.experiment(model=tiny.unbiased_model, finish=lda))
     with pytest.raises(FedtailError, match="linear classifier"):
         prepare(tiny.experiment(GBME(), **CLOSED))
+    with pytest.raises(FedtailError, match="the bias of the classifier is frozen"):
+        prepare(tiny.experiment(model=frozen_bias, **CLOSED))
     with pytest.raises(FedtailError, match="unknown finish 'closed'"):
         tiny.experiment(finish="closed")
 

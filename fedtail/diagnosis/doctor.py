@@ -262,7 +262,7 @@ def applied(words: str, experiment: Experiment, setting: Setting) -> Experiment 
         return None
     try:
         found = experiment.but(method=plain["method"])
-        found.method.build_model(setting.base)
+        found.method.check_model(found.method.build_model(setting.base))
         found.last_step.check(setting.base)
     except FedtailError:  # secure sums or a network that the method cannot have
         return None

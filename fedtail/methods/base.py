@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-import torch
-
 from fedtail.config import Component, Registry
 from fedtail.data.dataset import Dataset
 from fedtail.errors import FedtailError
@@ -29,7 +27,7 @@ from fedtail.training.feature_sums import (
     report_feature_sums,
     sums_of_features_form,
 )
-from fedtail.training.priors import ClassPrior, counts_form
+from fedtail.training.priors import counts_form
 from fedtail.validation import count, form_of_counts
 from fedtail.volume import Volume
 
@@ -153,6 +151,9 @@ class Method(Component, Generic[S]):
     def check_data(self, dataset: Dataset) -> None:
         """Refuse data that it cannot train on, before work starts; by default none."""
 
+    def check_model(self, model: SplitModel) -> None:
+        """Refuse what `build_model` made if a part cannot be read off it; by default nothing."""
+
     def changes_inputs(self) -> bool:
         """Whether clients change inputs themselves, beyond `augment`.
 
@@ -256,10 +257,9 @@ class Method(Component, Generic[S]):
     @action
     def count_deviation(self, payload: Payload, client: Client) -> Payload:
         """Count the pairs of local classes that deviate at a model; the run asks (`deviation`)."""
-        told, prior = payload.tensors.get("prior/counts"), getattr(self, "prior", None)
-        own = client.counts.to(torch.float32)
-        used = prior.counts(told, client) if isinstance(prior, ClassPrior) else own
-        return count_skew(payload, client, getattr(self, "loss", None), used)
+        context = getattr(self, "context", None)  # FedAvg's, and of what derives from it
+        prior = client.counts.float() if context is None else context(payload, client).prior
+        return count_skew(payload, client, getattr(self, "loss", None), prior)
 
     def class_totals_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
         """Declare the local class counts."""

@@ -23,7 +23,7 @@ from fedtail.methods.base import Asks, Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import train_head
 from fedtail.training.moments import (
@@ -66,8 +66,8 @@ class CCVR(FedAvg[ModelState]):
     rank: int = Field(32, ge=1, description="columns of a low-rank sketch")
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or frozen."""
+        trained_head(base.classifier)
         return base
 
     # Server half

@@ -34,6 +34,7 @@ from fedtail.training.class_gradients import (
     grad_group,
     grad_rows,
     linear_head,
+    trained_head,
 )
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import (
@@ -100,6 +101,12 @@ class CReFF(FedAvg[CReFFState]):
     def changes_inputs(self) -> bool:
         """Whether class gradients are of images under random changes."""
         return self.gradients == "augmented"
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse a classifier that is not linear, or frozen: v̂ would take its place."""
+        if self.features:
+            trained_head(base.classifier)
+        return base
 
     # Server half
 

@@ -20,6 +20,7 @@ from fedtail.forms import Form
 from fedtail.losses import LossContext
 from fedtail.methods.base import Method, action
 from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.models.heads import refuse_frozen
 from fedtail.models.split_model import Output, SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.training import BatchSampler, ClassBalanced
@@ -57,6 +58,12 @@ class CRTIB(FedAvg[CRTState]):
     head_sampler: BatchSampler = Field(
         ClassBalanced(), description="how clients draw batches in the second stage"
     )
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse heads with a frozen weight or bias, which could not be trained anew."""
+        for head in base.heads if self.first_stage < 1 else ():
+            refuse_frozen(head)
+        return base
 
     # Server half
 

@@ -23,6 +23,8 @@ from fedtail.losses import BinaryCrossEntropy, LocalLoss
 from fedtail.losses.binary_cross_entropy import binary_losses, is_class
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, LocalRun, ModelState
+from fedtail.models.heads import refuse_frozen
+from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Payload, Server, Tensors, grouped
 from fedtail.training.classifier import second_stage
 from fedtail.training.proxy import mean_head
@@ -108,6 +110,12 @@ class FedGraB(FedAvg[FedGraBState]):
     ki: float = Field(0.01, ge=0, description="K_i: weight of its sum over batches")
     kd: float = Field(0.1, ge=0, description="K_d: weight of its change")
 
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse heads with a frozen weight, whose rows tell nothing of frequencies."""
+        for head in base.heads if self.control == "tail" else ():
+            refuse_frozen(head, ["weight"])
+        return base
+
     # Server half
 
     def new_state(self, tensors: dict[str, Tensor]) -> FedGraBState:
@@ -119,10 +127,11 @@ class FedGraB(FedAvg[FedGraBState]):
         begun = not self.warm_up or second_stage(server.round, server.rounds, self.warm_up)
         if s.tail is None and begun and self.control != "none":
             server.model.load(s.model)
-            rows = mean_head(server.model)
-            tail = rare_rows(rows) if self.control == "tail" else rows.norm(dim=1) >= 0
+            tail = torch.ones(server.num_classes)
+            if self.control == "tail":
+                tail = rare_rows(mean_head(server.model)).float()
             server.log("controlled", int(tail.sum()))
-            s = replace(s, tail=tail.float())
+            s = replace(s, tail=tail)
         return (yield from super().round(s, server))
 
     def broadcast(self, s: FedGraBState, server: Server) -> Payload:

@@ -90,6 +90,10 @@ class FedAvg(Method[M], Generic[M]):
         ServerSGD(), description="what the server makes of the average"
     )
 
+    def check_model(self, model: SplitModel) -> None:
+        """Refuse a model off which the prior cannot be read."""
+        self.prior.check(model)
+
     # Server half
 
     def init(self, model: SplitModel, server: Server) -> M:

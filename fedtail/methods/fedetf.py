@@ -24,7 +24,7 @@ from fedtail.models.experts import with_new_heads
 from fedtail.models.fixed_heads import SimplexHead
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 
 
 @Method.register("fedetf")
@@ -52,7 +52,7 @@ class FedETF(FedAvg[ModelState]):
         """Put projection, scale and frame in the place of a linear classifier."""
 
         def simplex_head(head: nn.Module, name: str) -> nn.Module:
-            linear = linear_head(head)
+            linear = trained_head(head)
             return SimplexHead(
                 linear.in_features, linear.out_features, self.scale, self.learn_scale
             )

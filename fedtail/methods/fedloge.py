@@ -28,7 +28,7 @@ from fedtail.models.experts import with_new_heads
 from fedtail.models.fixed_heads import FixedHead, sparse_simplex
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Tensors
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.classifier import named
 from fedtail.training.federated_features import Head
 
@@ -63,7 +63,7 @@ class FedLoGe(PersonalHeads[ModelState]):
 
     def build_model(self, base: SplitModel) -> SplitModel:
         """Fix the classifier, and add the two heads."""
-        head = linear_head(base.classifier)
+        head = trained_head(base.classifier)
         rows = sparse_simplex(head.out_features, head.in_features, self.sparsity, self.spread)
 
         def fixed(head: nn.Module, name: str) -> nn.Module:

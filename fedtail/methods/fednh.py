@@ -28,7 +28,7 @@ from fedtail.models.fixed_heads import PrototypeHead
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload, Server, Tensors, grouped
 from fedtail.reduce import Reduced
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.class_means import features_of, sums_by_class
 from fedtail.training.classifier import prefix
 
@@ -61,7 +61,7 @@ class FedNH(FedAvg[ModelState]):
         """Put prototypes in the place of a linear classifier."""
 
         def prototype_head(head: nn.Module, name: str) -> nn.Module:
-            linear = linear_head(head)
+            linear = trained_head(head)
             return PrototypeHead(
                 linear.in_features, linear.out_features, self.scale, self.learn_scale
             )

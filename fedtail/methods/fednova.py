@@ -87,7 +87,7 @@ class FedNova(FedProx):
         """w ← w + τ_eff Σ p_k (w_k − w) / a_k.
 
         That is γ of the way to m, with m = Σ (p_k / a_k) w_k / Σ (p_k / a_k) and
-        γ = τ_eff Σ p_k / a_k: for equal steps the average of FedAvg, to the last bit.
+        γ = τ_eff Σ p_k / a_k: for equal steps the average of FedAvg, up to rounding.
         """
         n, mean = found.total("samples"), found["model"]
         if not n:

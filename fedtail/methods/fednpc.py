@@ -23,7 +23,7 @@ from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import Head
 
@@ -61,8 +61,8 @@ class FedNPC(FedAvg[ModelState]):
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or frozen."""
+        trained_head(base.classifier)
         return base
 
     def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:
@@ -76,7 +76,9 @@ class FedNPC(FedAvg[ModelState]):
         path = self.path(unnamed(s.model, server.model).to(server.device), h.to(server.device), y)
         chosen = path[-1]
         if self.stop == "norms":
-            chosen = min((p for p in path if p.cosine >= self.keep), key=lambda p: p.spread)
+            # Of spreads that are alike up to rounding the first: two rows always have one length.
+            kept = (p for p in path if p.cosine >= self.keep)
+            chosen = min(kept, key=lambda p: round(p.spread, 9))
         server.log("noise_steps", chosen.steps)
         server.log("noise_cosine", chosen.cosine)
         head = named(chosen.head.to(torch.device("cpu")), server.model)
@@ -113,5 +115,6 @@ def noise_step(steps: int, head: Head, first: Head) -> NoiseStep:
 def centred_rows(head: Head) -> Tensor:
     """Return rows with their biases, less the mean row: what a softmax makes use of."""
     bias = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
-    rows = torch.cat([head.weight, bias[:, None]], dim=1)
+    # In double precision: what rows have in common may be much longer than what is left.
+    rows = torch.cat([head.weight, bias[:, None]], dim=1).cpu().double()
     return rows - rows.mean(dim=0)

@@ -101,6 +101,8 @@ def relabelled(
     generator
         Where draws come from.
     """
+    if not len(y):
+        return y
     counts = torch.bincount(y, minlength=classes).to(p.dtype)
     table = torch.zeros(classes, p.shape[1], dtype=p.dtype)
     each = counts.clamp(min=1)[:, None]

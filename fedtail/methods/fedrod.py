@@ -23,7 +23,7 @@ from fedtail.methods.fedavg import ModelState
 from fedtail.methods.personal_heads import PERSONAL, PersonalHeads
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Tensors
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.classifier import named, prefix, unnamed
 from fedtail.training.federated_features import Head
 
@@ -43,8 +43,8 @@ class FedRoD(PersonalHeads[ModelState]):
     loss: LocalLoss = Field(BalancedSoftmax(), description="of the generic head")
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Add the personal head."""
-        return self.with_personal_head(base, linear_head(base.classifier))
+        """Add the personal head; a classifier that is not linear, or frozen, is refused."""
+        return self.with_personal_head(base, trained_head(base.classifier))
 
     def pattern(self, model: SplitModel) -> str:
         """Return the name of the classifier, whose form the personal head has."""

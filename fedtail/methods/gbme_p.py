@@ -24,7 +24,8 @@ class GBMEp(GBME):
     """GBME whose proxy of the class prior is made of noisy uploads."""
 
     traffic: ClassVar[str] = (
-        "as gbme, but the noisy change of the classifier up instead of C numbers"
+        "as gbme, the C numbers up with noise; where no bias is trained, or with prior.reads=rows, "
+        "the noisy change of the classifier's weight in their place"
     )
 
     prior: ClassPrior = Field(

@@ -69,6 +69,10 @@ class IFCA(FedAvg[IFCAState]):
         """Return k models: the user's, and others that begin elsewhere."""
         return Ensemble(base, self.clusters, heads_only=self.shared_trunk)
 
+    def check_model(self, model: SplitModel) -> None:
+        """Refuse a model off which the prior cannot be read: the first of the k."""
+        super().check_model(one_of(model))
+
     # Server half
 
     def new_state(self, tensors: dict[str, Tensor]) -> IFCAState:

@@ -23,6 +23,7 @@ from fedtail.data.federation import ServerData
 from fedtail.losses import LocalLoss, LossContext, WeightedCrossEntropy
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
+from fedtail.models.heads import refuse_frozen
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Payload, Server
 from fedtail.reduce import Reduced
@@ -72,8 +73,8 @@ class RatioLoss(FedAvg[RatioState]):
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or whose weight is frozen."""
+        refuse_frozen(linear_head(base.classifier), ["weight"])
         return base
 
     # Server half

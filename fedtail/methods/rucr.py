@@ -27,7 +27,7 @@ from fedtail.methods.fedavg import FedAvg, ModelState
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Client, Exchange, Payload, Server, Task, grouped
 from fedtail.reduce import Reduced
-from fedtail.training.class_gradients import linear_head
+from fedtail.training.class_gradients import trained_head
 from fedtail.training.class_means import SumsByClass, features_of, sums_by_class
 from fedtail.training.classifier import named, unnamed
 from fedtail.training.federated_features import Head, train_head
@@ -89,8 +89,8 @@ class RUCR(FedAvg[ModelState]):
     )
 
     def build_model(self, base: SplitModel) -> SplitModel:
-        """Refuse a classifier that is not linear."""
-        linear_head(base.classifier)
+        """Refuse a classifier that is not linear, or frozen."""
+        trained_head(base.classifier)
         return base
 
     # Server half
@@ -176,17 +176,23 @@ class RUCR(FedAvg[ModelState]):
 
     @action
     def retrain(self, payload: Payload, client: Client) -> Payload:
-        """Re-train the received head on mixtures of prototypes with the client's features."""
-        model, received = client.model, payload.group("model")
-        model.load(received)
+        """Send the received head re-trained; without samples as it is, and it weighs nothing."""
+        client.model.load(payload.group("model"))
+        head = unnamed(payload.group("model"), client.model)
+        if len(client.data):
+            head = self.rectified(head, payload, client)
+        return Payload(grouped("head", named(head, client.model)), {"samples": len(client.data)})
+
+    def rectified(self, head: Head, payload: Payload, client: Client) -> Head:
+        """Re-train a head on mixtures of prototypes with the client's features."""
         counts = payload.tensors["proto/counts"]
         classes = (counts > 0).nonzero().flatten()
-        h = features_of(model, client.data)
+        h = features_of(client.model, client.data)
         features = self.mixtures(
             payload.tensors["proto/means"][classes], h, client.generator("mixtures")
         )
-        head: Head = train_head(
-            unnamed(received, model),
+        return train_head(
+            head,
             features,
             self.head_epochs,
             self.head_batch,
@@ -194,7 +200,6 @@ class RUCR(FedAvg[ModelState]):
             client.generator("head batches"),
             classes,
         )
-        return Payload(grouped("head", named(head, model)), {"samples": len(client.data)})
 
     def mixtures(self, means: Tensor, h: Tensor, generator: torch.Generator) -> Tensor:
         """Return λ p_c + (1 − λ) h / ‖h‖ for random features h, (classes, m, d)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtail.methods.base import Method
 from fedtail.methods.fedavg import FedAvg, ModelState
-from fedtail.models.heads import class_axis
+from fedtail.models.heads import class_axis, refuse_frozen
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server
 
@@ -38,6 +38,12 @@ class TauNorm(FedAvg[ModelState]):
     tau: float = Field(
         0.7, ge=0, le=1, description="τ: 1 makes all class vectors equally long; 0 is FedAvg"
     )
+
+    def build_model(self, base: SplitModel) -> SplitModel:
+        """Refuse heads with a frozen weight or bias, which could not be changed."""
+        for head in base.heads if self.tau else ():
+            refuse_frozen(head)
+        return base
 
     def finalize(self, s: ModelState, server: Server) -> Exchange[ModelState]:
         """Normalise the classifier, on the copy that is tested; nobody is asked."""

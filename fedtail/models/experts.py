@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
-from fedtail.models.heads import CosineHead
+from fedtail.models.heads import CosineHead, refuse_frozen
 from fedtail.models.probe import last_registered, reset
 from fedtail.models.split_model import Output, SplitModel, logits_of
 
@@ -321,4 +321,5 @@ def _cosine(head: nn.Module, name: str, scale: float) -> nn.Module:
             f"a cosine head can take the place of an nn.Linear; the classifier '{name}' is"
             f" {type(head).__name__}"
         )
+    refuse_frozen(head)
     return CosineHead(head.in_features, head.out_features, scale)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedtail.errors import FedtailError
 
 
 class CosineHead(nn.Module):
@@ -75,6 +79,20 @@ class ScaledHead(nn.Linear):
     def extra_repr(self) -> str:
         """Return the sizes, for ``print(model)``."""
         return f"{super().extra_repr()}, scale={self.scale:g}"
+
+
+def refuse_frozen(head: nn.Module, parts: Sequence[str] = ("weight", "bias")) -> None:
+    """Refuse a classifier whose weight or bias is frozen: what is made for both fits neither alone.
+
+    Other factors may be frozen on purpose, as those of a `ScaledHead` are.
+    """
+    for part in parts:
+        held = getattr(head, part, None)
+        if isinstance(held, nn.Parameter) and not held.requires_grad:
+            raise FedtailError(
+                f"the {part} of the classifier is frozen (requires_grad=False), and would be read"
+                " or replaced here as if it were trained: train it too"
+            )
 
 
 def class_axis(head: nn.Module) -> int:

@@ -16,6 +16,7 @@ from fedtail.data.batch_augment import one_change
 from fedtail.data.federation import ClientData
 from fedtail.errors import FedtailError
 from fedtail.forms import Like, like
+from fedtail.models.heads import refuse_frozen
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Tensors
 
@@ -30,6 +31,12 @@ def linear_head(head: nn.Module) -> nn.Linear:
     raise FedtailError(
         f"class gradients need a linear classifier (nn.Linear), not {type(head).__name__}"
     )
+
+
+def trained_head(head: nn.Module) -> nn.Linear:
+    """Return the head, if it is linear and no part of it is frozen."""
+    refuse_frozen(head)
+    return linear_head(head)
 
 
 def class_gradients(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedtail.config import Component, Registry
 from fedtail.errors import FedtailError
+from fedtail.models.heads import refuse_frozen
 from fedtail.models.split_model import SplitModel
 from fedtail.protocol import Exchange, Server, Tensors
 from fedtail.training.body import body_bytes
@@ -175,6 +176,7 @@ class ClosedHead(Component):
                 "a closed-form head needs a linear classifier (nn.Linear) to be put into, not "
                 f"{type(layer).__name__}"
             )
+        refuse_frozen(layer)
         if self.needs_bias and layer.bias is None:
             raise FedtailError(
                 f"the closed-form head '{self.name}' needs a classifier with a bias; without one "

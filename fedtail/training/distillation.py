@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtail.data.federation import ServerData
@@ -66,7 +66,7 @@ def distil(
     x, target
         Samples and the probabilities to learn, on the server's device.
     training
-        Optimiser, rate, batch size, and how many steps or epochs.
+        Optimiser, rate, batch size, how many steps or epochs, and the largest gradient norm.
     temperature
         T; the targets are of the same temperature.
     cosine
@@ -94,6 +94,8 @@ def distil(
                 z = model(x[at])
             found = divergence(z, target[at], temperature) if loss is None else loss(z, at)
             torch.autograd.backward(found)
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), training.clip)
             optimizer.step()
             if after_step is not None and after_step(step + 1):
                 break

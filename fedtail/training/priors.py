@@ -24,6 +24,9 @@ class ClassPrior(Component):
 
     registry: ClassVar[Registry[ClassPrior]] = Registry("prior")
 
+    def check(self, model: SplitModel) -> None:
+        """Refuse a model off which it cannot be read, before work starts; by default none."""
+
     @property
     def exchanges(self) -> int:
         """How many exchanges with every client `setup` holds."""

@@ -5,9 +5,9 @@ Zeng et al., "Global Balanced Experts for Federated Long-Tailed Learning", ICCV 
 Before round 1 every client takes the gradient of plain cross-entropy at the initial model, or
 trains it for an epoch. Its local proxy index Ω_i (Eq. 4) is how far row i of the classifier moves,
 summed over the row: with features that are not negative it is positive exactly if the client has
-more of class i than the model expects. The bias says so with any features, and is read where there
-is one. The server averages the positive parts to the global proxy Π (Eq. 5), which takes the place
-of the class counts that nobody has to tell. `PrivateProxyPrior` is GBME-p's: the classifier's
+more of class i than the model expects. The bias says so with any features, and is read where one
+is trained. The server averages the positive parts to the global proxy Π (Eq. 5), which takes the
+place of the class counts that nobody has to tell. `PrivateProxyPrior` is GBME-p's: the classifier's
 change is clipped and gets Gaussian noise before anything leaves the client.
 """
 
@@ -69,7 +69,7 @@ class ProxyPrior(ClassPrior):
     reads: Literal["bias", "rows"] = Field(
         "bias",
         description="what of the classifier: its bias, which tells a class with any features; or, "
-        "and where it has no bias, each row's sum (Eq. 4), which needs features above zero",
+        "and where no bias is trained, each row's sum (Eq. 4), which needs features above zero",
     )
     epochs: float = Field(1.0, gt=0, description="local passes of index = 'epoch'")
     upload: Literal["index", "layer"] = Field(
@@ -87,6 +87,10 @@ class ProxyPrior(ClassPrior):
     )
 
     # Server half
+
+    def check(self, model: SplitModel) -> None:
+        """Refuse a classifier that has no rows, or does not train them."""
+        mean_head(model, self.reads)
 
     @property
     def exchanges(self) -> int:
@@ -191,8 +195,8 @@ class PrivateProxyPrior(ProxyPrior):
 
     upload: Literal["index", "layer"] = Field(
         "layer",
-        description="what a client sends: the noisy change of the classifier, as in the paper, or "
-        "its sums over rows, which carry the same noise in fewer bytes",
+        description="what a client sends: the noisy change of what is read, as in the paper, or its"
+        " sums over rows, which carry the same noise in fewer bytes; of a bias both are the same",
     )
     epsilon: float = Field(
         10.0, gt=0, allow_inf_nan=True, description="ε of the release; inf adds no noise"
@@ -283,28 +287,32 @@ def mean_index(positive: Tensor, samples: Tensor) -> Tensor:
 def mean_head(model: SplitModel, reads: str = "rows", gradient: bool = False) -> Tensor:
     """Return the mean of the experts' classifier weights, (classes, features), as a copy.
 
-    Or that of their biases, (classes, 1), if all have one; or of the gradients, which are zero of
-    what is not trained.
+    Or that of their biases, (classes, 1), if all have one and they are trained; or of the
+    gradients, which are zero of an expert that is not trained, and without samples.
     """
     known = [getattr(head, "bias", None) for head in model.heads]
     biases = [bias for bias in known if isinstance(bias, Tensor)]
-    if reads == "bias" and len(biases) == len(known):
+    if reads == "bias" and len(biases) == len(known) and any(b.requires_grad for b in biases):
         found = [data_or_gradient(bias, gradient)[:, None] for bias in biases]
     else:
-        found = [
-            rows_of(name, head, gradient)
-            for name, head in zip(model.head_names, model.heads, strict=True)
-        ]
+        weights = [weight_of(*each) for each in zip(model.head_names, model.heads, strict=True)]
+        if not any(weight.requires_grad for weight in weights):
+            raise FedtailError(
+                "the proxy prior reads how training moves the classifier's weight, and that of"
+                f" '{model.head_names[0]}' is frozen: take another prior, or train it"
+            )
+        found = [data_or_gradient(weight, gradient) for weight in weights]
+        axes = map(class_axis, model.heads)
+        found = [rows if axis == 0 else rows.T for rows, axis in zip(found, axes, strict=True)]
     return torch.stack(found).mean(dim=0).to("cpu", torch.float32)
 
 
-def rows_of(name: str, head: nn.Module, gradient: bool) -> Tensor:
-    """Return a classifier's weight, or its gradient, with a row for each class."""
+def weight_of(name: str, head: nn.Module) -> Tensor:
+    """Return a classifier's weight, which is a matrix."""
     weight = getattr(head, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise FedtailError(f"the proxy prior reads the classifier's weight; '{name}' has none")
-    read = data_or_gradient(weight, gradient)
-    return read if class_axis(head) == 0 else read.T
+    return weight
 
 
 def data_or_gradient(parameter: Tensor, gradient: bool) -> Tensor:

@@ -31,6 +31,14 @@ REFUSES: Mapping[str, Mapping[str, str]] = {
 }
 FROZEN: Mapping[str, str] = {"fedalign": "trains the block '0' at two widths, and it is frozen"}
 """Which methods cannot train a head alone, and what they say."""
+WHOLE = ("weight", "bias")
+READ_CLASSIFIER: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("ccvr", "fednpc", "rucr", "tau-norm", "crt-ib", "crt-cb"), WHOLE),
+    **dict.fromkeys(("creff", "clip2fl", "fedrod", "closed-form"), WHOLE),
+    **dict.fromkeys(("fedetf", "fednh", "feduh", "fedloge", "ldam", "ride"), WHOLE),
+    **dict.fromkeys(("fed-grab", "ratio-loss"), ("weight",)),
+}
+"""Which methods read or replace what of a classifier, so that it may not be frozen."""
 
 
 @cache

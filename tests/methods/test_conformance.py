@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_needs import FROZEN, REFUSES, case
+from method_needs import FROZEN, READ_CLASSIFIER, REFUSES, case
 
 from fedtail import FedtailError, Method, run
 from fedtail.setting import prepare
@@ -88,6 +88,37 @@ def test_a_head_is_trained_on_a_frozen_body(name: str) -> None:
         of_body = [t for n, t in shipped.items() if n in (key, f"trunk.body.{key}")]
         assert of_body
         assert all(torch.equal(t, tensor) for t in of_body)
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+@every_method
+def test_a_frozen_part_of_the_classifier_stays_or_is_refused(name: str, part: str) -> None:
+    module = MODELS[NORM]()
+    frozen = module.get_parameter(f"4.{part}").requires_grad_(False).clone()
+    experiment = case(name).on(NORM).experiment(rounds=2).but(model=module)
+    if part in READ_CLASSIFIER.get(name, ()):
+        with pytest.raises(FedtailError, match=f"the {part} of the classifier is frozen"):
+            prepare(experiment)
+        return
+    assert torch.equal(run(experiment).tensors.get(f"4.{part}", frozen), frozen)
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("tau-norm", {"tau": 0}),
+        ("crt-ib", {"first_stage": 1}),
+        ("creff", {"features": 0}),
+        ("fed-grab", {"control": "all", "warm_up": 0}),
+        ("ldam", {"cosine": False}),
+    ],
+)
+def test_a_part_that_is_off_refuses_no_frozen_classifier(name: str, off: dict[str, Any]) -> None:
+    module = MODELS[NORM]()
+    frozen = module.get_parameter("4.weight").requires_grad_(False).clone()
+    method: Method[Any] = Method.model_validate({"name": name, **off})
+    experiment = case(name).on(NORM).experiment(rounds=1).but(model=module, method=method)
+    assert torch.equal(run(experiment).tensors["4.weight"], frozen)
 
 
 @every_method

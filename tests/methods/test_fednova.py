@@ -80,10 +80,12 @@ def test_unequal_steps_with_a_proximal_term_by_hand() -> None:
 
 @pytest.mark.parametrize("model", [tiny.plain_model, tiny.norm_model, tiny.dropout_model])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_equal_steps_are_fedavg_to_the_last_bit(model: Any, momentum: float) -> None:
+def test_equal_steps_are_fedavg_up_to_rounding(model: Any, momentum: float) -> None:
     local = tiny.quick(steps=3, momentum=momentum, weight_decay=0.01, clip=1.0)
     plain = run(tiny.experiment(FedAvg(local=local), model))
-    assert run(tiny.experiment(FedNova(local=local), model)).digest == plain.digest
+    equal = run(tiny.experiment(FedNova(local=local), model))
+    for name, tensor in plain.tensors.items():
+        torch.testing.assert_close(equal.tensors[name], tensor, rtol=0, atol=1e-6)
     epochs = tiny.quick(momentum=momentum)
     unequal = run(tiny.experiment(FedNova(local=epochs), model))
     assert unequal.digest != run(tiny.experiment(FedAvg(local=epochs), model)).digest

@@ -96,6 +96,19 @@ def test_it_stops_where_rows_are_most_alike() -> None:
     assert now.spread < spreads[0] / 2
 
 
+@pytest.mark.parametrize("common", [0.0, 100.0])
+def test_of_two_classes_nothing_is_changed(common: float) -> None:
+    # Less their mean, two rows are v and −v: of one length after any step, but for rounding.
+    for seed in range(8):
+        draw = torch.Generator().manual_seed(seed)
+        model = SplitModel(nn.Sequential(nn.Identity(), nn.Linear(64, 2)))
+        rows = 0.2 * torch.randn(2, 64, generator=draw) + common * torch.randn(64, generator=draw)
+        model.load({"1.weight": rows, "1.bias": torch.tensor([3.0, -3.0])})
+        tested, logged = finished(FedNPC(noise=2000), model, seed)
+        assert logged["noise_steps"] == 0
+        assert torch.equal(tested["1.weight"], rows)
+
+
 def test_the_classifier_points_where_it_did() -> None:
     model = uneven()
     start = unnamed(model.tensors(), model)

@@ -86,6 +86,11 @@ def test_a_class_nobody_here_has_is_the_rarest() -> None:
     assert set(found[found != y].tolist()) == {2}
 
 
+def test_nobodys_samples_have_no_labels() -> None:
+    found = relabelled(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), 3, 0.05, drawn())
+    assert found.shape == (0,)
+
+
 def test_the_same_stream_gives_the_same_labels() -> None:
     y = torch.tensor([0] * 30 + [1] * 10)
     p = torch.rand(40, 2, generator=drawn()).softmax(dim=1)

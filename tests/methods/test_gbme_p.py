@@ -14,8 +14,11 @@ from fedtail import run
 from fedtail.engines.executor import Done, Job, Serial
 from fedtail.methods.gbme import GBME
 from fedtail.methods.gbme_p import GBMEp
+from fedtail.models import build
+from fedtail.protocol import Payload
 from fedtail.totals import Sums
 from fedtail.training import PrivateProxyPrior
+from fedtail.volume import form_bytes
 
 
 def method(**prior: Any) -> GBMEp:
@@ -53,6 +56,24 @@ def test_one_release_a_client() -> None:
 
     tiny.run_with(tiny.experiment(method()), Watched)
     assert seen == [(0, k, "inform") for k in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "trained", "size"),
+    [
+        ({}, True, 48),  # ten floats and the sample count
+        ({"reads": "rows"}, True, 2568),  # 640 floats
+        ({}, False, 2568),
+        ({"reads": "rows", "upload": "index"}, True, 48),
+    ],
+)
+def test_the_release_is_as_large_as_its_page_says(
+    fields: dict[str, Any], trained: bool, size: int
+) -> None:
+    base = build("digits_cnn", (1, 8, 8), 10)
+    base.classifier.get_parameter("bias").requires_grad_(trained)
+    gbme = method(**fields)
+    assert form_bytes(gbme.inform_form(Payload(), gbme.build_model(base), 10), 10) == size
 
 
 def test_later_rounds_have_no_noise() -> None:

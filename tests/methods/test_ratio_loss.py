@@ -100,6 +100,16 @@ def test_a_feature_that_is_always_zero_is_left_out() -> None:
     assert RatioLoss(estimate="gradient").ratios(server_of(model, none)).tolist() == [10.0, 10.0]
 
 
+def test_the_servers_pass_is_clipped_as_the_clients_are() -> None:
+    # At W = 0 the gradients are ∓h/2 in either row: of norm √2 for h = 2, and 1/√2 for h = 1.
+    # Clipped to 0.1 they are as long as each other, and a step of 0.1 is 0.01 / √2 = 0.007071.
+    model = linear()
+    samples = server_samples_by_class(DATA, 1)
+    found = RatioLoss(local=STEP.but(clip=0.1)).changes(samples, server_of(model))
+    assert found[0][:, 0].tolist() == pytest.approx([0.007071, -0.007071], abs=1e-6)
+    assert found[1][:, 0].tolist() == pytest.approx([-0.007071, 0.007071], abs=1e-6)
+
+
 def test_so_many_samples_of_a_class() -> None:
     data = ServerData(torch.arange(6.0)[:, None], torch.tensor([0, 2, 0, 0, 2, 0]))
     found = server_samples_by_class(data, 3)

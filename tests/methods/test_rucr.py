@@ -167,6 +167,16 @@ def test_a_re_trained_head_knows_the_classes_with_prototypes() -> None:
     assert sent.scalars == {"samples": 2}
 
 
+def test_a_client_without_samples_sends_the_head_that_it_received_and_weighs_nothing() -> None:
+    data = tiny.federation([[2.0, 0.0]], [0], [[0], []], classes=3)
+    split, payload = model(), told()
+    sent = RUCR().retrain(payload, tiny.client(data, 1, split))
+    assert torch.equal(sent.tensors["head/1.weight"], payload.tensors["model/1.weight"])
+    assert torch.equal(sent.tensors["head/1.bias"], payload.tensors["model/1.bias"])
+    assert sent.scalars == {"samples": 0}
+    assert defect(sent, RUCR().retrain_form(payload, split, 3), 0) == ""
+
+
 def test_another_classifier_is_refused() -> None:
     with pytest.raises(FedtailError, match="linear classifier"):
         RUCR().build_model(SplitModel(nn.Sequential(nn.Identity(), CosineHead(2, 2)), "1"))

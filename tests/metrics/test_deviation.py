@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtail import BSM, FedAvg, FedLC, GlobalPrior, LogitCalibration, LossContext, run
+from fedtail import BSM, FedAvg, FedETF, FedLC, GlobalPrior, LogitCalibration, LossContext, run
 from fedtail.losses import BalancedSoftmax
 from fedtail.metrics import deviating, deviation_bound, printed_bound
+from fedtail.models import SplitModel
 from fedtail.protocol import Payload, grouped
 
 
@@ -146,6 +147,19 @@ def test_the_softmax_is_that_of_the_loss(told: Tensor | None) -> None:
     assert int(sent["pairs"]) == 1
     expected = 0.0 if told is None else math.log(4 / 3)
     assert float(sent["log_ratio"]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("absent", "ratio"), [("one", 4 / 5), ("mask", 1.0)])
+def test_the_prior_is_that_of_training(absent: str, ratio: float) -> None:
+    # Features 1, logits 0; 1, 4 and 0 samples. FedETF counts the absent class as one sample, so
+    # that p = (1, 4, 1) / 6 and D_10 = (5/6) / (1/6) = 5; masked, p = (1, 4, 0) / 5 and D_10 = 4.
+    method = FedETF.model_validate({"name": "fedetf", "absent": absent})
+    model = method.build_model(SplitModel(nn.Sequential(nn.Linear(1, 3))))
+    model.load({name: torch.zeros_like(t) for name, t in model.tensors().items()})
+    data = tiny.federation([[1.0]] * 5, [0, 1, 1, 1, 1], [range(5)], classes=3)
+    payload = Payload(grouped("model", model.tensors()))
+    sent = method.count_deviation(payload, tiny.client(data, 0, model)).group("deviation")
+    assert float(sent["log_ratio"]) == pytest.approx(math.log(ratio), abs=1e-6)
 
 
 def test_privacy_does_not_cover_it() -> None:

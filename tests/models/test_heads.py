@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from fedtail.errors import FedtailError
 from fedtail.models import CosineHead, ScaledHead, SplitModel, class_axis
+from fedtail.models.heads import refuse_frozen
 
 
 def test_cosine_head_by_hand() -> None:
@@ -56,3 +59,13 @@ def test_class_axis() -> None:
     assert class_axis(CosineHead(2, 3)) == 1
     assert class_axis(ScaledHead(2, 3)) == 0
     assert class_axis(torch.nn.Linear(2, 3)) == 0
+
+
+def test_a_frozen_part_is_refused_and_a_factor_that_is_frozen_on_purpose_is_not() -> None:
+    linear = nn.Linear(2, 3)
+    linear.bias.requires_grad_(False)
+    with pytest.raises(FedtailError, match="the bias of the classifier is frozen"):
+        refuse_frozen(linear)
+    refuse_frozen(linear, ["weight"])
+    refuse_frozen(nn.Linear(2, 3, bias=False))
+    refuse_frozen(ScaledHead(2, 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import tiny
 import torch
@@ -33,6 +35,14 @@ def learned(steps: int, temperature: float = 1.0, cosine: bool = False) -> list[
 def test_one_step_by_hand() -> None:
     # At W = 0 the student says (1/2, 1/2). The gradient of KL(q ‖ p) in the logits is p - q.
     assert learned(1) == pytest.approx([0.3, -0.3])
+
+
+@pytest.mark.parametrize(("clip", "length"), [(None, 0.3), (1.0, 0.3), (0.1, 0.1 / math.sqrt(2))])
+def test_a_gradient_is_clipped_as_a_clients_is(clip: float | None, length: float) -> None:
+    # The gradient (-0.3, 0.3) has the norm 0.424: 0.1 leaves 0.1 / √2 of either number.
+    training, model = LocalTraining(lr=1.0, steps=1, batch_size=4, clip=clip), zero()
+    distil(tiny.server(model, 1), X, Q, training)
+    assert model.tensors()["weight"][:, 0].tolist() == pytest.approx([length, -length], rel=1e-5)
 
 
 def test_temperature_by_hand() -> None:

@@ -11,13 +11,24 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedtail import BalancedSoftmax, Experiment, FedAvg, FedtailError, LocalTraining, run
+from fedtail import (
+    IFCA,
+    BalancedSoftmax,
+    Experiment,
+    FedAvg,
+    FedtailError,
+    LocalTraining,
+    Method,
+    experts,
+    run,
+)
 from fedtail.data.federation import Federation
 from fedtail.forms import defect
 from fedtail.models import CosineHead, ExpertModel, SplitModel
 from fedtail.privacy.layout import why_no_sum
 from fedtail.protocol import Payload, Update, grouped
 from fedtail.reduce import reduced
+from fedtail.setting import prepare
 from fedtail.training import ClassPrior, Linear, PrivateProxyPrior, ProxyPrior
 from fedtail.training.proxy import Survey, mean_head, mean_index
 
@@ -120,6 +131,42 @@ def test_without_a_bias_the_rows_are_read() -> None:
         reply(prior, data, 0, zero_head()) for prior in (ProxyPrior(), ProxyPrior(reads="rows"))
     ]
     assert torch.equal(sent[0].tensors["lpi/classes"], sent[1].tensors["lpi/classes"])
+
+
+@pytest.mark.parametrize("index", ["gradient", "epoch"])
+def test_a_bias_that_is_frozen_is_not_read(index: str) -> None:
+    # A step has the length 0.5 and decays nothing: the rows' sums are (2/3, 0, −2/3), as without
+    # a bias, or twice that as a gradient. The bias would say 0 of every class.
+    head = SplitModel(nn.Sequential(nn.Linear(H, C)))
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    head.classifier.bias.requires_grad_(False)
+    prior = epoch(index=index, upload="layer")
+    sent = reply(prior, constant([(4, 2, 0)]), 0, head).tensors["layer/weight"]
+    assert tuple(sent.shape) == prior.form(Payload(), head, C).tensors["layer/weight"].shape
+    length = 4 / 3 if index == "gradient" else 2 / 3
+    assert sent.sum(dim=1).tolist() == pytest.approx([length, 0.0, -length], abs=1e-6)
+
+
+@pytest.mark.parametrize("prior", ["proxy", "private_proxy"])
+@pytest.mark.parametrize("method", ["bsm", "fedetf", "fednh", "fedloge"])
+def test_rows_that_are_not_trained_are_refused_before_work_starts(method: str, prior: str) -> None:
+    model = tiny.plain_model()
+    if method == "bsm":  # the user froze them; the others put a fixed head in the place of theirs
+        model.get_submodule("3").requires_grad_(False)
+    made: Method[Any] = Method.model_validate({"name": method, "prior": prior})
+    said = "'3' has none" if method in ("fedetf", "fednh") else "'3' is frozen: take another prior"
+    with pytest.raises(FedtailError, match=said):
+        prepare(tiny.experiment(made, lambda: model))
+
+
+def test_of_several_models_the_first_has_to_be_readable() -> None:
+    def two_experts() -> ExpertModel:
+        return experts(tiny.plain_model(), "1", 2)
+
+    # What answers for all models of IFCA has no weight of its own; what is asked has.
+    found = prepare(tiny.experiment(IFCA(prior=ProxyPrior()), two_experts))
+    assert not hasattr(found.model.classifier, "weight")
 
 
 def test_what_goes_out_of_a_bias_is_one_number_a_class() -> None:
@@ -354,7 +401,7 @@ def test_a_classifier_without_weight_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x[:, :C]
 
-    with pytest.raises(FedtailError, match="reads the classifier's weight"):
+    with pytest.raises(FedtailError, match="reads the classifier's weight; '0' has none"):
         mean_head(SplitModel(nn.Sequential(Odd()), "0"))
 
 

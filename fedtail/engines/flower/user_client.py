@@ -151,6 +151,7 @@ def networks(
         base = module if isinstance(module, SplitModel) else SplitModel(module)
         base = with_trained(base, train)
         trained = method.build_model(base)
+    method.check_model(trained)
     to_device((base, trained), device, runs_on_images(trained, device), precision)
     return base, trained
 

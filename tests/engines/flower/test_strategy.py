@@ -16,11 +16,22 @@ from local_grid import LocalGrid
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedtail import BalanceFL, CReFF, FedAvg, FedtailError, Method, RedGrape, RunStopped, run
+from fedtail import (
+    BalanceFL,
+    CReFF,
+    FedAvg,
+    FedLoGe,
+    FedtailError,
+    Method,
+    RedGrape,
+    RunStopped,
+    run,
+)
 from fedtail.engines.flower import as_strategy, client_app, handle
 from fedtail.engines.flower.user_client import tensors_of
 from fedtail.setting import Setting, prepare
 from fedtail.state import digest
+from fedtail.training import ProxyPrior
 
 METHODS: list[Method[Any]] = [
     FedAvg(local=tiny.quick(), buffers="local"),
@@ -124,6 +135,11 @@ def test_the_model_must_have_the_names_of_the_arrays() -> None:
 def test_no_clients_are_refused() -> None:
     with pytest.raises(FedtailError, match="clients = 0 is refused"):
         as_strategy(FedAvg(), model=tiny.plain_model, clients=0)
+
+
+def test_a_prior_that_cannot_be_read_is_refused_before_work_starts() -> None:
+    with pytest.raises(FedtailError, match="frozen: take another prior"):
+        as_strategy(FedLoGe(prior=ProxyPrior()), model=tiny.plain_model, clients=6)
 
 
 class Dictionaries(Dataset[dict[str, Any]]):
