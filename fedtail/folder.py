@@ -76,7 +76,7 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {**tomllib.loads(tomli_w.dumps(Experiment().describe())), **stored}
 
 
-def sealed(description: str) -> str:
+def with_seal(description: str) -> str:
     """Return a description with a digest of what may not change while a run goes on."""
     free = FREE | LENGTH | MACHINE
     settings = {k: v for k, v in tomllib.loads(description).items() if k not in free}
@@ -187,12 +187,12 @@ class RunFolder:
         """
         remove(self.model)
         sync_folder(self.path)
-        write_atomic(self.experiment, sealed(experiment))
+        write_atomic(self.experiment, with_seal(experiment))
 
     def must_hold(self, settings: Mapping[str, Any]) -> None:
         """Refuse to go on with another experiment than the one that stands in the folder."""
         description, seal, told = self.experiment.read_text(encoding="utf-8").rpartition(SEAL)
-        if seal and sealed(description).rpartition(SEAL)[2] != told:
+        if seal and with_seal(description).rpartition(SEAL)[2] != told:
             raise FedtailError(
                 f"'{self.experiment}' was changed since the run began: put it back as it was, or "
                 "begin a new run with it"
@@ -247,7 +247,7 @@ class RunFolder:
                 {**environment(), "load": machine_load(), **numerics}, indent=1
             ),
             # Last: a folder with a description is a run that can be resumed.
-            self.experiment: sealed(experiment),
+            self.experiment: with_seal(experiment),
         }
         make_folder(self.path)
         try:

@@ -152,6 +152,25 @@ def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
     assert run(longer, out=tmp_path / "run", resume=True).digest == reference.digest
 
 
+def test_a_client_s_features_are_computed_with_its_own_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # In a block too: which other clients are in it depends on where a run was resumed.
+    seen: list[set[int]] = []
+    groups = FeatureStore._groups
+
+    def watched(store: FeatureStore, together: Tensor) -> list[Tensor]:
+        seen.append(set(together.tolist()))
+        return groups(store, together)
+
+    monkeypatch.setattr(FeatureStore, "_groups", watched)
+    chosen = experiment("memory", together=6, per_round=6)
+    run(chosen)
+    parts = [set(part.tolist()) for part in prepare(chosen).split.parts]
+    assert sum(any(one <= part for part in parts) for one in seen) >= 6
+    assert not [one for one in seen if sum(bool(one & part) for part in parts) > 1]
+
+
 def test_what_is_shipped_is_the_whole_model(tmp_path: Path) -> None:
     mine, held = network(), tiny.arrays()
     result = run(experiment("memory", mine), out=tmp_path / "run")

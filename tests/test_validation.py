@@ -442,6 +442,24 @@ def test_schedules_that_depend_on_the_number_of_rounds_are_said(tmp_path: Path) 
     assert said == []
 
 
+def test_a_last_round_that_was_validated_only_as_such_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Watch(Callback):
+        def on_warning(self, message: str) -> None:
+            said.append(message)
+
+    fields: dict[str, Any] = {"validation": 0.2, "keep": "best", "eval_every": 2}
+    for before, rounds, told in ((3, 4, True), (2, 4, False)):
+        folder = tmp_path / str(before)
+        run(tiny.experiment(rounds=before, **fields), out=folder)
+        longer = tiny.experiment(rounds=rounds, **fields)
+        said.clear()
+        run(longer, out=folder, resume=True, callbacks=[Watch()])
+        first = [line for line in said if "was validated because it was the last" in line]
+        assert bool(first) is told
+
+
 # What is refused, and what is said
 
 

@@ -163,6 +163,12 @@ def test_a_model_that_cannot_be_sent_to_workers_is_one_sentence() -> None:
         """A class that no other process can import."""
 
     model = Local(nn.Flatten(), nn.Linear(192, 4))
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(192, 6))
+    for odd in (model, nn.Sequential(nn.Flatten(), normed, nn.Linear(6, 4))):
+        refused_by_workers(odd)
+
+
+def refused_by_workers(model: nn.Module) -> None:
     with pytest.raises(FedtailError, match=r"cannot be sent to worker processes .*workers = 0"):
         run(tiny.experiment(model=lambda: model, workers=1))
 

@@ -15,7 +15,7 @@ from method_needs import case
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedtail import Augment, Experiment, FedAvg, FedtailError, Method, run
+from fedtail import Augment, Experiment, FedAvg, FedtailError, Method, Payload, action, run
 from fedtail.engines import members
 from fedtail.engines.block_size import block_size
 from fedtail.engines.members import Members
@@ -23,10 +23,11 @@ from fedtail.engines.runtime import Runtime
 from fedtail.engines.together import can_train_together
 from fedtail.engines.trained import Spanned, Trained
 from fedtail.folder import RunFolder
-from fedtail.forms import Form
+from fedtail.forms import Form, Number
 from fedtail.methods.fedavg import LocalRun
 from fedtail.models import SplitModel
-from fedtail.protocol import Tensors
+from fedtail.protocol import Task, Tensors
+from fedtail.setting import prepare
 from fedtail.testing.federation import BARE, DROPOUT, NORM, PLAIN, UNBIASED
 from fedtail.totals import Sums
 from fedtail.training import ClassBalanced
@@ -293,3 +294,61 @@ def test_a_client_that_raises_does_so_by_itself() -> None:
     assert any("client 4" in note for note in error.value.__notes__)
     kept = run(experiment.but(on_client_error="drop")).history[0]
     assert [d["client"] for d in kept["dropped"]] == [2, 4]
+
+
+class Masked(nn.Module):
+    """Drops the same pixels for many clients at once, and others for each alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(192, tiny.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: Tensor = self.last(functional.dropout(x.flatten(1), 0.5, self.training))
+        return seen
+
+
+class Flaky(FedAvg):  # type: ignore[type-arg]
+    """FedAvg, of which some clients raise in round 1."""
+
+    failing: tuple[int, ...] = ()
+
+    def at_start(self, payload: Any, client: Any, context: Any) -> None:
+        if client.round == 1 and client.id in self.failing:
+            raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 4])
+def test_no_block_is_trained_before_the_trial_of_one(failures: int, counted: list[int]) -> None:
+    # The largest clients, which are tried first, do not answer in round 1. Then others are tried,
+    # or none, and all train one by one in that round; the trial is held in the next.
+    size = prepare(tiny.experiment()).federation.size
+    failing = sorted(range(CLIENTS), key=lambda k: -size(k))[:failures]
+    method = Flaky(failing=tuple(failing), local=tiny.quick())
+    chosen = tiny.experiment(method, Masked, per_round=CLIENTS, on_client_error="drop")
+    alone = run(chosen.but(together=0))
+    joint = run(chosen.but(together=CLIENTS))
+    assert joint.digest == alone.digest
+    assert counted == [2]  # the trial, which saw the difference
+
+
+class TwoActions(FedAvg):  # type: ignore[type-arg]
+    """FedAvg in which one client is asked for something else, with the same payload."""
+
+    @action
+    def look(self, payload: Payload, client: Any) -> Payload:
+        return Payload({}, {"seen": 1.0})
+
+    def look_form(self, task: Payload, model: SplitModel, classes: int) -> Form:
+        return Form().numbers(seen=Number(low=0))
+
+    def round(self, state: Any, server: Any) -> Any:
+        sent = self.broadcast(state, server)
+        found = yield [Task(k, "look" if k == 5 else "train", sent) for k in server.clients]
+        return self.aggregate(state, found, server)
+
+
+@pytest.mark.slow
+def test_two_actions_with_one_payload_are_the_same_in_worker_processes() -> None:
+    chosen = tiny.experiment(TwoActions(local=tiny.quick()), tiny.plain_model, together=CLIENTS)
+    assert run(chosen.but(workers=2)).digest == run(chosen.but(workers=0)).digest

@@ -92,6 +92,13 @@ def test_building_draws_nothing_but_weights() -> None:
     assert torch.equal(after, torch.rand(1))
 
 
+def weight_normed() -> nn.Module:
+    """Return what the older ``weight_norm`` makes: a weight that is computed, and has no copy."""
+    layer = nn.Linear(64, 10)
+    vars(layer)["normed"] = layer.weight * 2
+    return layer
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -105,6 +112,7 @@ def test_building_draws_nothing_but_weights() -> None:
         (nn.Sequential(net(), nn.Softmax(1)), "not the last operation"),
         (nn.Linear(3, 10), r"does not take a batch of shape \(2, 1, 8, 8\)"),
         (nn.Flatten(), "no nn.Linear"),
+        (weight_normed(), "the network cannot be copied: Only Tensors"),
     ],
 )
 def test_what_does_not_fit_is_refused(model: Any, message: str) -> None:

@@ -134,7 +134,7 @@ def test_exports_are_checked_on_raw_test_data(here: Path, kind: str) -> None:
         (["sounds", "rows.csv"], "rows.csv is a table, and the model takes sound of 16000 Hz"),
         (["texts", "pictures/test/red/0.png"], "is an image, and the model takes texts"),
         (["texts", "numbers.npz"], "inputs are texts, one string each"),
-        (["texts", "wrong.csv"], "one column of texts is read, not words, more: say which"),
+        (["texts", "wrong.csv"], "wrong.csv has no column 'text' (found: words, more)"),
         (["texts", "bert.py"], "there is no file or folder bert.py"),
         (["texts", "away-bert/config.json"], "config.json cannot be read (known: .npz, .csv"),
         (["images", "clips/.."], "holds no images or wav files, nor do the folders in it"),

@@ -304,3 +304,39 @@ def test_a_second_head_of_another_kind() -> None:
     assert "projection.0.weight" not in base.names()
     with pytest.raises(FedtailError, match="plain name"):
         model.with_head("projection", own)
+
+
+class Shifting(nn.Module):
+    """Subtracts a mean of what it has seen, and keeps what it saw last: neither is saved."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.ones(4), persistent=False)
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.mul_(0.5).add_(0.5 * x.detach().mean(0))
+            self.cache = x.detach()
+        logits: Tensor = self.last(x - self.seen)
+        return logits
+
+
+def test_buffers_that_are_not_saved_are_put_back_with_the_tensors() -> None:
+    # They are in no update: what one client has moved must not be there for the next.
+    mine = SplitModel(Shifting()).eval()
+    sent, x = mine.tensors(), torch.randn(5, 4)
+    expected = mine(x)
+    for model in (mine, copy.deepcopy(mine.train())):
+        model.train()(x + 1)
+        model.load(sent)
+        assert torch.equal(model.module.seen, torch.ones(4))  # type: ignore[arg-type]
+        assert model.module.cache is None
+        assert torch.equal(model.eval()(x), expected)
+    mine.train()(x + 1)
+    again = copy.deepcopy(mine)  # a copy that is made in between has the first ones, too
+    again.load(sent)
+    assert torch.equal(again.eval()(x), expected)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from fedtail import FedtailError
 from fedtail.training import Constant, Cosine, Linear, LocalTraining, Schedule, StepDecay
 
 
@@ -27,6 +28,12 @@ def test_step_drops_in_the_round_it_names_whatever_the_rounding() -> None:
     # 0.55 x 100 is 55.00000000000001 in floating point; 55 rounds are done before round 56.
     schedule = StepDecay(at=(0.55,), gamma=0.5)
     assert [schedule.factor(number, 100) for number in (55, 56)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("at", [(10.0,), (1.0,), (-0.1,)])
+def test_step_takes_shares_of_the_rounds_and_no_rounds(at: tuple[float, ...]) -> None:
+    with pytest.raises(FedtailError, match=r"'at\.0' = .* is refused"):
+        StepDecay(at=at)
 
 
 def test_cosine() -> None:
