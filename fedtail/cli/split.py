@@ -84,7 +84,7 @@ def split(
     console.print(made.table(dataset.classes, dataset.client_names))
     console.print(terminal(made, clients=made.names(dataset.client_names)))
     for line in made.summary():
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     for path in (png, save):
         if path is not None:
             say(f"written: {path}")

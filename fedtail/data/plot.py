@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -44,13 +45,15 @@ def count_table(
     ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
     largest = np.maximum(ranges.sum(axis=0), 1)
     for heading, count in zip(_headings(edges, class_names), largest.tolist(), strict=True):
-        table.add_column(heading, justify="right", overflow="fold", min_width=len(str(count)))
+        width = len(str(count))
+        table.add_column(escape(heading), justify="right", overflow="fold", min_width=width)
     for heading in ("samples", "classes"):
         table.add_column(heading, justify="right", no_wrap=True)
     sizes, classes = split.statistics.sizes, split.statistics.classes
     for k in range(shown):
         cells = [str(n) if n else "·" for n in ranges[k].tolist()]
-        table.add_row(names[k], *cells, str(sizes[k]), str(classes[k]), end_section=k == shown - 1)
+        cells = [escape(names[k]), *cells, str(sizes[k]), str(classes[k])]
+        table.add_row(*cells, end_section=k == shown - 1)
     if shown < len(split):
         for name, over in (("min", np.min), ("median", np.median), ("max", np.max)):
             columns = [*ranges.T, sizes, classes]
