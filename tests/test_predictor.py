@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from command_line import fedtail, one_sentence
+from command_line import fedtail, files, one_sentence
+from PIL import Image
 from torch import Tensor, nn
 
 import fedtail as library
@@ -303,6 +304,28 @@ def test_predict_writes_a_table(digits: Path, tmp_path: Path) -> None:
     assert fedtail("predict", str(digits), str(tmp_path / "new.npz"), *words).code == 0
     first = out.read_text().splitlines()[1].split(",")
     assert np.allclose([float(p) for p in first[3:]], model.predict_proba(x[:1])[0], rtol=1e-5)
+
+
+def test_predictions_are_not_written_over_inputs_or_models(digits: Path, tmp_path: Path) -> None:
+    table, before = tmp_path / "new.npz", files(digits)
+    np.savez(table, x=np.zeros((2, 8, 8), np.uint8))
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    for given, out in ((table, table), (tmp_path, tmp_path / "a.png")):
+        kept = out.read_bytes()
+        done = fedtail("predict", str(digits), str(given), "--out", str(out))
+        assert one_sentence(done) == f"'{out}' is refused: it is an input; name another file"
+        assert out.read_bytes() == kept
+    for name in ("model.safetensors", "model.json", "model.safetensors.sha256"):
+        out = digits / name
+        for words in (["predict", str(digits), str(table)], ["export", str(digits)]):
+            said = one_sentence(fedtail(*words, "--out", str(out)))
+            assert said.startswith(f"'{out}' is refused: it is among the files of a run")
+    with pytest.raises(FedtailError, match="is among the files of a run"):
+        load(digits).export(digits / "model.json")
+    assert files(digits) == before
+    out = tmp_path / "out.csv"
+    for _ in range(2):  # what was written before may be written again
+        assert fedtail("predict", str(digits), str(table), "--out", str(out)).code == 0
 
 
 @pytest.mark.parametrize("format", ["torch", "onnx"])

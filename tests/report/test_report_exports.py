@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import fedtail, one_sentence
+from command_line import fedtail, files, one_sentence
 from feature_views import make_view
 from run_folders import record, write_run
 
@@ -75,6 +75,16 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     assert refused == "--serve writes no file: leave out --csv, --latex and --figures"
     missing = str(tmp_path / "missing")
     assert one_sentence(fedtail("report", missing, "--serve")) == f"'{missing}' is not a folder"
+
+
+def test_the_files_of_a_run_are_not_written_over(study: Path) -> None:
+    before = files(study)
+    for flag in ("--out", "--csv", "--latex"):
+        path = str(study / "b" / "metrics.jsonl")
+        refused = one_sentence(fedtail("report", str(study), flag, path))
+        assert "is refused: it is among the files of a run" in refused
+    assert files(study) == before
+    assert fedtail("report", str(study), "--out", str(study / "b" / "report.html")).code == 0
 
 
 def test_the_help_fits(tmp_path: Path) -> None:
