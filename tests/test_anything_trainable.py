@@ -150,6 +150,16 @@ def test_a_transform_is_a_part_of_the_model(tmp_path: Path) -> None:
     assert np.array_equal(program(torch.from_numpy(X))[0].argmax(1), loaded.numbers(X))
 
 
+def test_a_transform_gets_the_numbers_in_the_order_of_this_machine() -> None:
+    odd = X.astype(">f4")[:, ::-1]
+    one, other = (
+        run(Experiment(data=Arrays(x, Y, transform=shifted), **QUICK))
+        for x in (odd, odd.astype(np.float32))
+    )
+    assert one.digest == other.digest
+    assert np.array_equal(one.model.predict(odd), other.model.predict(odd.astype(np.float32)))
+
+
 def test_a_transform_that_is_not_here_has_to_be_given(tmp_path: Path) -> None:
     data = Arrays(X, Y, transform=lambda x: x + 1)
     result = run(Experiment(data=data, **QUICK), out=tmp_path / "run")

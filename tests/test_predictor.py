@@ -196,7 +196,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"the shape \(samples, 8, 8\), not \(8, 8\): one input is x\[",
         ),
         (np.zeros((2, 8, 7), np.uint8), r"the shape \(samples, 8, 8\), not \(2, 8, 7\)"),
-        (np.zeros((2, 8, 8)), "whole numbers from 0 to 255, as in training; got torch.float64"),
+        (np.zeros((2, 8, 8)), "whole numbers from 0 to 255, as in training; got float64"),
         (np.full((2, 8, 8), 300), "whole numbers from 0 to 255"),
         (np.full((2, 8, 8), "a"), "inputs must be numbers"),
         ([[1], [2, 3]], "rows of different lengths"),
@@ -256,6 +256,31 @@ def test_whole_numbers_of_any_type_are_bytes(digits: Path) -> None:
     x = np.arange(128).reshape(2, 8, 8)
     assert np.array_equal(load(digits).predict(x), load(digits).predict(x.astype(np.uint8)))
     assert np.array_equal(load(digits).predict(x), load(digits).predict(torch.from_numpy(x)))
+
+
+@pytest.mark.parametrize("kind", [">i4", ">f8", "u2", "u4", "u8", "longdouble"])
+def test_arrays_of_any_type_and_order_are_taken_as_in_training(kind: str, digits: Path) -> None:
+    odd = PICTURES[:, 0, 0].astype(kind)[:, ::-1]
+    plain = odd.astype(np.float32)
+    one, other = (
+        run(Experiment(data=halves(x, Y), rounds=1, device="cpu")).model for x in (odd, plain)
+    )
+    assert np.array_equal(one.predict_proba(odd), other.predict_proba(plain))
+    if np.dtype(kind).kind in "iu":
+        pixels = np.arange(128).reshape(2, 8, 8)[:, :, ::-1]
+        found = load(digits).predict(pixels.astype(kind))
+        assert np.array_equal(found, load(digits).predict(pixels.astype(np.uint8)))
+
+
+def test_bytes_are_no_numbers_as_they_are() -> None:
+    x = PICTURES[..., 0].reshape(120, -1)
+    model = run(Experiment(data=halves(x.astype(np.float32), Y), rounds=1, device="cpu")).model
+    with pytest.raises(FedtailError, match=r"uint8 counts 0 to 1 there: give x\.astype"):
+        model.predict(x)
+    with pytest.raises(FedtailError, match=r"uint8 counts 0 to 1 there"):
+        model.predict(torch.from_numpy(x))
+    scaled = run(Experiment(data=halves(x, Y, scale=0.5), rounds=1, device="cpu")).model
+    assert scaled.predict(x).shape == (120,)  # they were scaled, and count as that
 
 
 def test_a_folder_without_a_whole_model_is_refused(digits: Path, tmp_path: Path) -> None:
