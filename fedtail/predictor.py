@@ -18,9 +18,9 @@ from fedtail.data.augment import as_float, per_channel
 from fedtail.data.dataset import (
     Transform,
     as_numpy,
-    as_tensor,
     checked_features,
     must_be_inputs,
+    tensor_from,
 )
 from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.device import choose_device, runs_on_images
@@ -153,7 +153,7 @@ class Predictor:
 
     def _typed(self, x: Array) -> Tensor:
         """Return inputs with the type of the training inputs: it decides what is done to them."""
-        tensor = x if isinstance(x, Tensor) else as_tensor(x)
+        tensor = x if isinstance(x, Tensor) else tensor_from(x)
         whole = not tensor.is_floating_point()
         if self.file.kind == "numbers":
             if tensor.dtype == torch.uint8 and not self.file.scale:

@@ -232,7 +232,7 @@ def must_be_inputs(x: np.ndarray | Tensor, where: str) -> None:
 def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
     """Return inputs as `Features` has them, without NaN or infinity, or say what is wrong."""
     must_be_inputs(x, where)
-    tensor = x.detach() if isinstance(x, Tensor) else as_tensor(x)
+    tensor = x.detach() if isinstance(x, Tensor) else tensor_from(x)
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         tensor = tensor.to(torch.float32)
         if not all(map(_finite, torch.split(tensor, CHUNK))):
@@ -318,7 +318,7 @@ def _in_order(array: np.ndarray) -> np.ndarray:
     return np.require(array, array.dtype.newbyteorder("="), "C")
 
 
-def as_tensor(array: np.ndarray) -> Tensor:
+def tensor_from(array: np.ndarray) -> Tensor:
     """Return numbers as a tensor of a type that inputs have."""
     if array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -133,9 +133,14 @@ def draw_split(split: Split, path: Path | str, class_names: Sequence[str] | None
     heat.xaxis.set_major_locator(MaxNLocator(integer=True))
     heat.yaxis.set_major_locator(MaxNLocator(integer=True))
     if class_names is not None and classes <= MANY_CLASSES:
-        heat.set_xticks(np.arange(classes), class_names, rotation=45, ha="right")
+        heat.set_xticks(np.arange(classes), map(literal, class_names), rotation=45, ha="right")
     figure.colorbar(image, ax=heat, label="samples")
     write_atomic(Path(path), _rendered(figure, Path(path).suffix.removeprefix(".") or "png"))
+
+
+def literal(name: str) -> str:
+    """Return a name as Matplotlib draws it letter by letter: between dollars it reads formulas."""
+    return name.replace("$", r"\$")
 
 
 def _rendered(figure: Figure, kind: str) -> bytes:

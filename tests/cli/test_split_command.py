@@ -76,12 +76,14 @@ def test_numbers_are_whole_at_80_columns() -> None:
     assert total.split() == ["all", *["6000"] * 10, "60000", "10"]
 
 
-def test_square_brackets_in_names_are_letters(tmp_path: Path) -> None:
-    names = np.array(["crack [edge]", "crack [/]", "[bold]", "ok"])
+def test_brackets_and_dollars_in_names_are_letters(tmp_path: Path) -> None:
+    names = np.array(["crack [edge]", "crack [/]", "[bold]", "$a_{$"])
     clients = np.array(["site [a]", "[/]", "[red]x"])[np.arange(40) % 3]
     write_npz(tmp_path / "odd.npz", classes=names, client_train=clients)
-    done = fedtail("split", "--data", "odd.npz", "--partition", "natural", columns=120)
+    words = ["--data", "odd.npz", "--partition", "natural", "--png", "odd.svg"]
+    done = fedtail("split", *words, columns=120)
     assert done.code == 0, done.err
+    assert "<!-- $a_{$ -->" in Path("odd.svg").read_text()
     for name in (*names, *clients[:3]):
         assert name in done.out
     assert sum("[red]x" in line for line in done.out.splitlines()) == 2  # table and picture
