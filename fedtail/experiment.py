@@ -19,13 +19,22 @@ from fedtail.data.longtail import NoTail, Tail
 from fedtail.data.partitions import Dirichlet, Partition
 from fedtail.data.sources import Digits
 from fedtail.engines.robust import PlainMean, RobustMean
-from fedtail.errors import FedtailError, suggestion
+from fedtail.errors import FedtailError, shown, suggestion
 from fedtail.finish import Finish, refuse_private
 from fedtail.methods import SLAC, Method
 from fedtail.metrics import RankGroups, ShotGroups
 from fedtail.models import ModelSpec
 from fedtail.models.trained import checked_choice
 from fedtail.privacy.config import Privacy
+
+
+def must_be_experiment(given: object) -> None:
+    """Refuse what is no experiment, and say how one is made."""
+    if not isinstance(given, Experiment):
+        raise FedtailError(
+            f"an Experiment is needed, not {shown(given)}: make it with Experiment(rounds=10), or "
+            "from a table of fields, as tomllib.load gives, with Experiment.model_validate(table)"
+        )
 
 
 class Experiment(Config):

@@ -25,6 +25,7 @@ from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError, missing_extra
 from fedtail.files import write_atomic
 from fedtail.model_file import ModelFile
+from fedtail.overwrite import must_not_replace
 from fedtail.plugins import first_line
 from fedtail.predictor import Predictor, normalised_for
 
@@ -82,6 +83,7 @@ def export(predictor: Predictor, path: Path, format: Format) -> Callable[[np.nda
     """
     if format not in ENDINGS:
         raise FedtailError(f"format '{format}' is unknown (known: {', '.join(ENDINGS)})")
+    must_not_replace(path)
     run = _to_onnx(predictor, path) if format == "onnx" else _to_torch(predictor, path)
     wanted = TYPES[predictor.file.kind]
 

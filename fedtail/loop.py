@@ -29,7 +29,7 @@ from fedtail.engines.runtime import numerics
 from fedtail.engines.workers import allowed_workers
 from fedtail.errors import FedtailError, RunStopped, blaming, some
 from fedtail.exchange import Ledger, drive, first_reason, stop_if_empty
-from fedtail.experiment import Experiment
+from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.files import remove
 from fedtail.folder import RunFolder
 from fedtail.lock import locked
@@ -74,6 +74,7 @@ def run(
     Result
         The history, the model and the last state.
     """
+    must_be_experiment(experiment)
     folder = None if out is None else RunFolder(Path(out))
     if resume and folder is None:
         raise FedtailError("resume needs the run folder: run(experiment, out=..., resume=True)")

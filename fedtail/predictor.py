@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.augment import as_float, per_channel
-from fedtail.data.dataset import Transform, as_numpy, checked_features, must_be_inputs
+from fedtail.data.dataset import (
+    Transform,
+    as_numpy,
+    checked_features,
+    must_be_inputs,
+    tensor_from,
+)
 from fedtail.data.raw import Array, arranged, numbered_labels
 from fedtail.device import choose_device, runs_on_images
 from fedtail.engines.runtime import TEST_BATCH
@@ -139,24 +145,29 @@ class Predictor:
             one = ": one input is x[None]" if tuple(array.shape) == given else ""
             shape = ", ".join(["samples", *map(str, given)])
             raise FedtailError(f"inputs have the shape ({shape}), not {tuple(array.shape)}{one}")
-        tensor = array if isinstance(array, Tensor) else torch.as_tensor(array)
         if self.transform is not None:
-            tensor = self.transform(tensor)
+            array = self.transform(torch.as_tensor(array))
         return checked_features(
-            arranged(self._typed(tensor), self.file.scale or None, "inputs"), "inputs"
+            arranged(self._typed(array), self.file.scale or None, "inputs"), "inputs"
         )
 
-    def _typed(self, tensor: Tensor) -> Tensor:
+    def _typed(self, x: Array) -> Tensor:
         """Return inputs with the type of the training inputs: it decides what is done to them."""
+        tensor = x if isinstance(x, Tensor) else tensor_from(x)
         whole = not tensor.is_floating_point()
         if self.file.kind == "numbers":
+            if tensor.dtype == torch.uint8 and not self.file.scale:
+                raise FedtailError(
+                    "inputs are numbers taken as they are, as in training, and uint8 counts 0 to 1 "
+                    "there: give x.astype('float32'), divided by 255 if training had it so"
+                )
             return tensor.float()
         if self.file.kind == "tokens" and whole:
             return tensor
-        if self.file.kind == "bytes" and whole and _within(tensor, 0, 255):
+        if self.file.kind == "bytes" and whole and _are_bytes(tensor):
             return tensor.to(torch.uint8)
         allowed = "whole numbers from 0 to 255" if self.file.kind == "bytes" else "whole numbers"
-        raise FedtailError(f"inputs are {allowed}, as in training; got {tensor.dtype} values")
+        raise FedtailError(f"inputs are {allowed}, as in training; got {x.dtype} values")
 
     def _logits(self, x: RawInputs) -> Iterator[Tensor]:
         inputs = self.inputs(x)
@@ -242,5 +253,8 @@ def load(
     return predictor
 
 
-def _within(tensor: Tensor, low: int, high: int) -> bool:
-    return not tensor.numel() or bool(tensor.min() >= low and tensor.max() <= high)
+def _are_bytes(whole: Tensor) -> bool:
+    if whole.dtype == torch.uint8 or not whole.numel():
+        return True
+    low, high = torch.aminmax(whole.long())  # torch compares no uint16
+    return bool(low >= 0 and high <= 255)

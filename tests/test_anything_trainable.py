@@ -100,7 +100,8 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 def test_a_data_set_of_torch_is_data() -> None:
     arrays = run(Experiment(data=Arrays(X, Y), **QUICK))
     tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    for data in (tensors, Pairs(X, Y), TorchData(Pairs(X, Y))):
+    turned = Pairs(X[:, ::-1].copy()[:, ::-1], Y[:, None] * 1.0)  # whole, if not as whole numbers
+    for data in (tensors, Pairs(X, Y), TorchData(Pairs(X, Y)), turned):
         assert run(Experiment(data=data, **QUICK)).digest == arrays.digest
     both = run(Experiment(data=(tensors, Pairs(X[:9], Y[:9])), **QUICK))
     assert both.digest == run(Experiment(data=Arrays(X, Y, X[:9], Y[:9]), **QUICK)).digest
@@ -123,6 +124,15 @@ def test_its_labels_may_be_names_and_its_clients_natural() -> None:
         (Pairs(X[:0], Y[:0]), "the training data set has no local data"),
         (Pairs(np.array(["a", "b"]), Y), "has inputs that are no tensors, arrays or images"),
         (Pairs([X[0], X[1, :2]], Y), r"has inputs of different shapes, such as"),  # type: ignore[arg-type]
+        (Pairs(X, Y + 0.9), "torch, y_train: labels must be whole numbers, got float64 values"),
+        (Pairs(X, [None] * 90), "y_train: labels must be whole numbers, got object values"),
+        (
+            Pairs(X, np.eye(3)[Y]),
+            r"y_train: .*, got shape \(90, 3\); for one-hot labels give their",
+        ),
+        (Pairs(X, [[0], [0, 1]] * 45), "set has odd labels: rows of different lengths"),
+        (TensorDataset(*map(torch.from_numpy, (X, Y, Y))), "a sample is a pair of input and label"),
+        (TensorDataset(torch.from_numpy(X)), "a sample is a pair of input and label"),
     ],
 )
 def test_other_data_sets_are_refused(dataset: Any, said: str) -> None:
@@ -148,6 +158,16 @@ def test_a_transform_is_a_part_of_the_model(tmp_path: Path) -> None:
     loaded.export(tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     assert np.array_equal(program(torch.from_numpy(X))[0].argmax(1), loaded.numbers(X))
+
+
+def test_a_transform_gets_the_numbers_in_the_order_of_this_machine() -> None:
+    odd = X.astype(">f4")[:, ::-1]
+    one, other = (
+        run(Experiment(data=Arrays(x, Y, transform=shifted), **QUICK))
+        for x in (odd, odd.astype(np.float32))
+    )
+    assert one.digest == other.digest
+    assert np.array_equal(one.model.predict(odd), other.model.predict(odd.astype(np.float32)))
 
 
 def test_a_transform_that_is_not_here_has_to_be_given(tmp_path: Path) -> None:

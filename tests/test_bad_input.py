@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ import pytest
 from command_line import fedtail, files, one_sentence, write_npz
 from torch import nn
 
-from fedtail import Arrays, Experiment, FedAvg, FedtailError, LocalTraining, run
+from fedtail import (
+    Arrays,
+    Experiment,
+    FedAvg,
+    FedtailError,
+    LocalTraining,
+    compare,
+    doctor,
+    run,
+    tune,
+)
 from fedtail.errors import unknown_name
 from fedtail.methods import Method
 
@@ -260,6 +271,16 @@ def test_python_says_the_same(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(FedtailError) as again:
         Experiment().but(**fields)
     assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"rounds": 1}, "experiment.toml", Experiment])
+@pytest.mark.parametrize("call", [run, doctor, compare, partial(tune, out="out")])
+def test_what_is_no_experiment_is_refused(call: Any, given: Any, here: Path) -> None:
+    before = files(here)
+    with pytest.raises(FedtailError, match=r"an Experiment is needed, not .*model_valid"):
+        call(given)
+    assert files(here) == before
+    assert not Path("out").exists()
 
 
 def test_a_value_in_python_is_named() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from command_line import fedtail, one_sentence
+from command_line import fedtail, files, one_sentence
+from PIL import Image
 from torch import Tensor, nn
 
 import fedtail as library
@@ -195,7 +196,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"the shape \(samples, 8, 8\), not \(8, 8\): one input is x\[",
         ),
         (np.zeros((2, 8, 7), np.uint8), r"the shape \(samples, 8, 8\), not \(2, 8, 7\)"),
-        (np.zeros((2, 8, 8)), "whole numbers from 0 to 255, as in training; got torch.float64"),
+        (np.zeros((2, 8, 8)), "whole numbers from 0 to 255, as in training; got float64"),
         (np.full((2, 8, 8), 300), "whole numbers from 0 to 255"),
         (np.full((2, 8, 8), "a"), "inputs must be numbers"),
         ([[1], [2, 3]], "rows of different lengths"),
@@ -257,6 +258,31 @@ def test_whole_numbers_of_any_type_are_bytes(digits: Path) -> None:
     assert np.array_equal(load(digits).predict(x), load(digits).predict(torch.from_numpy(x)))
 
 
+@pytest.mark.parametrize("kind", [">i4", ">f8", "u2", "u4", "u8", "longdouble"])
+def test_arrays_of_any_type_and_order_are_taken_as_in_training(kind: str, digits: Path) -> None:
+    odd = PICTURES[:, 0, 0].astype(kind)[:, ::-1]
+    plain = odd.astype(np.float32)
+    one, other = (
+        run(Experiment(data=halves(x, Y), rounds=1, device="cpu")).model for x in (odd, plain)
+    )
+    assert np.array_equal(one.predict_proba(odd), other.predict_proba(plain))
+    if np.dtype(kind).kind in "iu":
+        pixels = np.arange(128).reshape(2, 8, 8)[:, :, ::-1]
+        found = load(digits).predict(pixels.astype(kind))
+        assert np.array_equal(found, load(digits).predict(pixels.astype(np.uint8)))
+
+
+def test_bytes_are_no_numbers_as_they_are() -> None:
+    x = PICTURES[..., 0].reshape(120, -1)
+    model = run(Experiment(data=halves(x.astype(np.float32), Y), rounds=1, device="cpu")).model
+    with pytest.raises(FedtailError, match=r"uint8 counts 0 to 1 there: give x\.astype"):
+        model.predict(x)
+    with pytest.raises(FedtailError, match=r"uint8 counts 0 to 1 there"):
+        model.predict(torch.from_numpy(x))
+    scaled = run(Experiment(data=halves(x, Y, scale=0.5), rounds=1, device="cpu")).model
+    assert scaled.predict(x).shape == (120,)  # they were scaled, and count as that
+
+
 def test_a_folder_without_a_whole_model_is_refused(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="is not a run folder"):
         load(tmp_path)
@@ -303,6 +329,28 @@ def test_predict_writes_a_table(digits: Path, tmp_path: Path) -> None:
     assert fedtail("predict", str(digits), str(tmp_path / "new.npz"), *words).code == 0
     first = out.read_text().splitlines()[1].split(",")
     assert np.allclose([float(p) for p in first[3:]], model.predict_proba(x[:1])[0], rtol=1e-5)
+
+
+def test_predictions_are_not_written_over_inputs_or_models(digits: Path, tmp_path: Path) -> None:
+    table, before = tmp_path / "new.npz", files(digits)
+    np.savez(table, x=np.zeros((2, 8, 8), np.uint8))
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    for given, out in ((table, table), (tmp_path, tmp_path / "a.png")):
+        kept = out.read_bytes()
+        done = fedtail("predict", str(digits), str(given), "--out", str(out))
+        assert one_sentence(done) == f"'{out}' is refused: it is an input; name another file"
+        assert out.read_bytes() == kept
+    for name in ("model.safetensors", "model.json", "model.safetensors.sha256"):
+        out = digits / name
+        for words in (["predict", str(digits), str(table)], ["export", str(digits)]):
+            said = one_sentence(fedtail(*words, "--out", str(out)))
+            assert said.startswith(f"'{out}' is refused: it is among the files of a run")
+    with pytest.raises(FedtailError, match="is among the files of a run"):
+        load(digits).export(digits / "model.json")
+    assert files(digits) == before
+    out = tmp_path / "out.csv"
+    for _ in range(2):  # what was written before may be written again
+        assert fedtail("predict", str(digits), str(table), "--out", str(out)).code == 0
 
 
 @pytest.mark.parametrize("format", ["torch", "onnx"])

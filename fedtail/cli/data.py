@@ -80,7 +80,7 @@ def info(
     from fedtail.described import apply, parse_overrides, source_of
     from fedtail.errors import FedtailError
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     if words or source_of(name) is not None or ":" in name:
         plain: dict[str, Any] = {}
         apply(plain, "data", name)
@@ -94,12 +94,12 @@ def info(
     console.print(f"{name}: {cls.about.what}")
     for field, details in cls.model_fields.items():
         default = "required" if details.is_required() else f"default {details.default}"
-        console.print(f"  data.{field} ({default}): {details.description}", markup=False)
+        console.print(f"  data.{field} ({default}): {details.description}")
     required = any(details.is_required() for details in cls.model_fields.values())
     if cls.located() is None or required:
-        console.print(f"  to have it: {cls.advice()}", markup=False)
+        console.print(f"  to have it: {cls.advice()}")
         return
-    console.print(f"  here: {cls.located()}", markup=False)
+    console.print(f"  here: {cls.located()}")
     _describe(cls(), console)
 
 
@@ -170,7 +170,7 @@ def _describe(source: Source, console: Console) -> None:
     rarest = min(count for count in counts if count)
     console.print(f"  classes: {dataset.num_classes}, imbalance {max(counts) / rarest:.4g}")
     for name, count in zip(dataset.classes, counts, strict=True):
-        console.print(f"    {count:>8,}  {name}", markup=False)
+        console.print(f"    {count:>8,}  {name}")
 
 
 def _shape(dataset: Dataset) -> str:

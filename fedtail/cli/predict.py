@@ -55,8 +55,10 @@ def predict(
     the softmax of it, which is not calibrated.
     """
     from fedtail.new_inputs import read_inputs
+    from fedtail.overwrite import must_not_replace
     from fedtail.predictor import load
 
+    must_not_replace(out, [file])
     model = load(run, device=device, trust_plugins=trust_plugins)
     given = read_inputs(file, model, trained_on(run, trust_plugins))
     numbers, scores = model.scored(given.x)

@@ -100,6 +100,7 @@ def report(
             raise FedtailError("--features is of runs that are finished: leave out --serve")
         show_live(folders, port)
         return
+    from fedtail.overwrite import must_not_replace
     from fedtail.report import (
         features_csv,
         make_content,
@@ -112,6 +113,8 @@ def report(
     from fedtail.study.runs import read_runs
     from fedtail.study.tables import as_csv, as_latex
 
+    for path in filter(None, (out, csv, latex)):
+        must_not_replace(path)
     runs = read_runs(folders)
     lines = make_lines(runs)
     for caution in cautions(lines):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtail.cli.options import OUTPUT, Plugins, TrustPlugins, Words, with_flags
 from fedtail.cli.tables import make_console, say
 from fedtail.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedtail.data.dataset import Source
 
 EXAMPLES = """Examples:
 
@@ -71,9 +74,12 @@ def split(
     """
     from fedtail.cli.describe import experiment_from
     from fedtail.data.plot import draw_split, terminal
+    from fedtail.overwrite import must_not_replace
     from fedtail.setting import share_out
 
     experiment = experiment_from(words, flags, plugin, trust_plugins)
+    for path in filter(None, (png, save)):
+        must_not_replace(path, read_by([*(words or []), *(plugin or [])], experiment.data))
     dataset = experiment.data.load()
     made = share_out(experiment, dataset)
     if png is not None:
@@ -84,7 +90,12 @@ def split(
     console.print(made.table(dataset.classes, dataset.client_names))
     console.print(terminal(made, clients=made.names(dataset.client_names)))
     for line in made.summary():
-        console.print(line, highlight=False)
-    for path in (png, save):
-        if path is not None:
-            say(f"written: {path}")
+        console.print(line, highlight=False, markup=False)
+    for path in filter(None, (png, save)):
+        say(f"written: {path}")
+
+
+def read_by(words: list[str], data: Source) -> list[Path]:
+    """Return what may be a file or folder that an experiment or its data are read from."""
+    named = [value for value in data.describe().values() if isinstance(value, str)]
+    return [Path(name).expanduser() for name in (*words, *named)]

@@ -232,7 +232,7 @@ def must_be_inputs(x: np.ndarray | Tensor, where: str) -> None:
 def checked_features(x: np.ndarray | Tensor, where: str) -> Tensor:
     """Return inputs as `Features` has them, without NaN or infinity, or say what is wrong."""
     must_be_inputs(x, where)
-    tensor = x.detach() if isinstance(x, Tensor) else _as_tensor(x)
+    tensor = x.detach() if isinstance(x, Tensor) else tensor_from(x)
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         tensor = tensor.to(torch.float32)
         if not all(map(_finite, torch.split(tensor, CHUNK))):
@@ -286,7 +286,7 @@ def as_numpy(values: object, where: str) -> np.ndarray:
         # NumPy has no bfloat16.
         return (values.double() if values.is_floating_point() else values).numpy(force=True)
     try:
-        return np.asarray(values)
+        return _in_order(np.asarray(values))
     except Exception as error:  # lists may hold anything
         if "inhomogeneous" in str(error):
             raise FedtailError(f"{where}: rows of different lengths make no array") from None
@@ -311,10 +311,18 @@ def _narrowed(whole: Tensor) -> Tensor:
     return whole.to(torch.int32) if fits else whole
 
 
-def _as_tensor(array: np.ndarray) -> Tensor:
+def _in_order(array: np.ndarray) -> np.ndarray:
+    """Return an array as torch takes it: bytes in this machine's order, no negative strides."""
+    if array.dtype.isnative and min(array.strides, default=0) >= 0:
+        return array
+    return np.require(array, array.dtype.newbyteorder("="), "C")
+
+
+def tensor_from(array: np.ndarray) -> Tensor:
+    """Return numbers as a tensor of a type that inputs have."""
     if array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    if array.dtype.kind in "iu" and array.dtype != np.uint64:  # what torch has no type for
+    if array.dtype.kind in "iu" and array.max(initial=0) < 2**63:  # what torch has no type for
         return torch.from_numpy(np.require(array, np.int64, ["C", "W"]))
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is then refused
         return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))

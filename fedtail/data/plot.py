@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -44,13 +45,15 @@ def count_table(
     ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
     largest = np.maximum(ranges.sum(axis=0), 1)
     for heading, count in zip(_headings(edges, class_names), largest.tolist(), strict=True):
-        table.add_column(heading, justify="right", overflow="fold", min_width=len(str(count)))
+        width = len(str(count))
+        table.add_column(escape(heading), justify="right", overflow="fold", min_width=width)
     for heading in ("samples", "classes"):
         table.add_column(heading, justify="right", no_wrap=True)
     sizes, classes = split.statistics.sizes, split.statistics.classes
     for k in range(shown):
         cells = [str(n) if n else "·" for n in ranges[k].tolist()]
-        table.add_row(names[k], *cells, str(sizes[k]), str(classes[k]), end_section=k == shown - 1)
+        cells = [escape(names[k]), *cells, str(sizes[k]), str(classes[k])]
+        table.add_row(*cells, end_section=k == shown - 1)
     if shown < len(split):
         for name, over in (("min", np.min), ("median", np.median), ("max", np.max)):
             columns = [*ranges.T, sizes, classes]
@@ -130,9 +133,14 @@ def draw_split(split: Split, path: Path | str, class_names: Sequence[str] | None
     heat.xaxis.set_major_locator(MaxNLocator(integer=True))
     heat.yaxis.set_major_locator(MaxNLocator(integer=True))
     if class_names is not None and classes <= MANY_CLASSES:
-        heat.set_xticks(np.arange(classes), class_names, rotation=45, ha="right")
+        heat.set_xticks(np.arange(classes), map(literal, class_names), rotation=45, ha="right")
     figure.colorbar(image, ax=heat, label="samples")
     write_atomic(Path(path), _rendered(figure, Path(path).suffix.removeprefix(".") or "png"))
+
+
+def literal(name: str) -> str:
+    """Return a name as Matplotlib draws it letter by letter: between dollars it reads formulas."""
+    return name.replace("$", r"\$")
 
 
 def _rendered(figure: Figure, kind: str) -> bytes:

@@ -18,7 +18,7 @@ from fedtail.diagnosis.rules import READINGS, RULES, Signal, decide, doubts, sig
 from fedtail.diagnosis.signals import Readings
 from fedtail.engines.robust import PlainMean
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment
+from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.finish import NoFinish
 from fedtail.loop import run
 from fedtail.methods import FedAvg, Probe
@@ -163,6 +163,7 @@ def doctor(
     callbacks
         What watches the probe.
     """
+    must_be_experiment(experiment)
     asked = probe_of(experiment, rounds)
     setting = prepare(asked)
     result = start(asked, **({} if out is None else {"out": out}), callbacks=callbacks)

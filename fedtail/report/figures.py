@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtail.data.plot import literal
 from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import by_frequency
@@ -183,7 +184,7 @@ def _classes(axes: Any, lines: Sequence[Line]) -> None:
 def _name_classes(axes: Any, names: Sequence[str], counts: Sequence[float]) -> None:
     """Write the names of the classes, from head to tail, where there is room for them."""
     if len(names) == len(counts) <= NAMED_CLASSES:
-        shown = [names[c] for c in by_frequency([round(n) for n in counts])]
+        shown = [literal(names[c]) for c in by_frequency([round(n) for n in counts])]
         slanted = max(map(len, shown), default=0) > 3
         turn = {"rotation": 45, "ha": "right"} if slanted else {}
         axes.set_xticks(range(len(shown)), shown, fontsize=8, **turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from fedtail.callbacks.tracking import dotted
 from fedtail.config import fields_of
 from fedtail.described import apply, make_experiment, parse_value
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, shown
 from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.study.lines import short
@@ -60,7 +60,7 @@ def chosen(
         Values by dotted name. Of ``method`` they are as typed (``fedlc,tau=1``) or objects. A field
         of a method (``method.tau``, or ``tau``) is only for methods that have it.
     """
-    given = {_full(path): list(values) for path, values in choices.items()}
+    given = {_full(path): _several(path, values) for path, values in choices.items()}
     methods = given.pop("method", None) or [None]
     found: dict[str, Callable[[int], Experiment]] = {}
     fitting: set[str] = set()
@@ -81,6 +81,12 @@ def chosen(
     return found
 
 
+def _several(path: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise FedtailError(f"'{path}' = {shown(values)} is refused: give a list of values to try")
+    return list(values)
+
+
 def _variant(base: Mapping[str, Any], point: Point, label: str) -> Callable[[int], Experiment]:
     def variant(seed: int) -> Experiment:
         changed = {**base, "seed": seed, "name": seeded(label, seed)}
@@ -96,7 +102,7 @@ def _with_method(base: dict[str, Any], method: Any, given: Collection[str]) -> s
     if isinstance(method, str):
         return apply_method(base, method)
     if method is not None:
-        base["method"] = fields_of(method)
+        base["method"] = fields_of(method) if isinstance(method, Method) else method
     return words_of(make_experiment(base).method, given)
 
 

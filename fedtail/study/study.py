@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedtail.config import fields_of
 from fedtail.errors import FedtailError
-from fedtail.experiment import Experiment
+from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.scores import LESS_IS_BETTER
 from fedtail.study.lines import Line, moments
@@ -119,7 +119,7 @@ def _kept(text: str, path: str | Path | None) -> str:
 
 def compare(
     experiments: Experiment | Sequence[Experiment] | Mapping[str, Experiment],
-    choices: Mapping[str, Sequence[Any]] | None = None,
+    choices: Mapping[str, Sequence[Any]] | Sequence[Any] | None = None,
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
@@ -137,7 +137,8 @@ def compare(
         Several, perhaps by label; or one, with `choices`.
     choices
         Values to try, by dotted name: ``{"method": ["fedavg", "fedlc,tau=2"], "local.lr": [0.1,
-        0.01]}`` is four lines. A field of a method is only for methods that have it.
+        0.01]}`` is four lines. A field of a method is only for methods that have it. A list is one
+        of methods.
     seeds
         How many, counted from the experiment's own, or which ones.
     out
@@ -165,13 +166,17 @@ def compare(
 
 def _planned(
     experiments: Experiment | Sequence[Experiment] | Mapping[str, Experiment],
-    choices: Mapping[str, Sequence[Any]] | None,
+    choices: Mapping[str, Sequence[Any]] | Sequence[Any] | None,
     seeds: int | Sequence[int],
     out: Path,
 ) -> list[Planned]:
     if isinstance(experiments, Experiment):
         plain = {**experiments.given(), "method": fields_of(experiments.method)}
-        return make_plan(chosen(plain, choices or {}), _seeds(seeds, experiments.seed), out)
+        tried = choices if isinstance(choices, Mapping) else {"method": choices or [None]}
+        return make_plan(chosen(plain, tried), _seeds(seeds, experiments.seed), out)
+    given = experiments.values() if isinstance(experiments, Mapping) else experiments
+    for each in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
+        must_be_experiment(each)
     if choices:
         raise FedtailError("choices are for one experiment, and several are given")
     if isinstance(experiments, Mapping):

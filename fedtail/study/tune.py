@@ -23,7 +23,7 @@ from fedtail.callbacks.tracking import dotted
 from fedtail.config import fields_of
 from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError, missing_extra
-from fedtail.experiment import Experiment
+from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.files import write_atomic
 from fedtail.folder import FREE, completed, first_difference
 from fedtail.rng import derive
@@ -143,6 +143,7 @@ def tune(
     progress
         Whether to print how far it is.
     """
+    must_be_experiment(experiment)
     plain = {**experiment.given(), "method": fields_of(experiment.method)}
     wanted = list(methods) or [experiment.method.name]
     console = Console() if progress else None

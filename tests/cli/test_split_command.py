@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import fedtail, write_npz
+from command_line import fedtail, files, one_sentence, write_npz
 from rich.console import Console
 
 from fedtail import Dirichlet, NoTail, make_split
@@ -74,3 +74,40 @@ def test_numbers_are_whole_at_80_columns() -> None:
     assert "…" not in text.getvalue()
     total = next(line for line in text.getvalue().splitlines() if line.split()[:1] == ["all"])
     assert total.split() == ["all", *["6000"] * 10, "60000", "10"]
+
+
+def test_brackets_and_dollars_in_names_are_letters(tmp_path: Path) -> None:
+    names = np.array(["crack [edge]", "crack [/]", "[bold]", "$a_{$"])
+    clients = np.array(["site [a]", "[/]", "[red]x"])[np.arange(40) % 3]
+    write_npz(tmp_path / "odd.npz", classes=names, client_train=clients)
+    words = ["--data", "odd.npz", "--partition", "natural", "--png", "odd.svg"]
+    done = fedtail("split", *words, columns=120)
+    assert done.code == 0, done.err
+    assert "<!-- $a_{$ -->" in Path("odd.svg").read_text()
+    for name in (*names, *clients[:3]):
+        assert name in done.out
+    assert sum("[red]x" in line for line in done.out.splitlines()) == 2  # table and picture
+
+
+@pytest.mark.parametrize("flag", ["--png", "--save"])
+@pytest.mark.parametrize("name", ["mine.npz", "a.toml"])
+def test_what_is_read_is_not_written_over(flag: str, name: str) -> None:
+    Path("a.toml").write_text("clients = 3\n")
+    before = Path(name).read_bytes()
+    done = fedtail("split", "a.toml", "--data", "mine.npz", flag, name)
+    assert one_sentence(done) == f"'{name}' is refused: it is an input; name another file"
+    assert Path(name).read_bytes() == before
+
+
+def test_the_files_of_a_run_are_not_written_over() -> None:
+    words = ["--data", "mine.npz", "--clients", "3"]
+    assert fedtail("run", *words, "--rounds", "1", "--out", "out").code == 0
+    before = files(Path("out"))
+    for name in ("out/split.json", "out/checkpoint/mine.json"):
+        assert "is refused: it is among the files of a run" in one_sentence(
+            fedtail("split", *words, "--save", name)
+        )
+    assert files(Path("out")) == before
+    assert fedtail("split", *words, "--png", "out/split.png").code == 0
+    Path("experiment.toml").write_text("")  # no run: what one begins with
+    assert fedtail("split", *words, "--save", "split.json").code == 0

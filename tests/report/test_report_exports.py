@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import fedtail, one_sentence
+from command_line import fedtail, files, one_sentence
 from feature_views import make_view
 from run_folders import record, write_run
 
@@ -23,7 +23,7 @@ def study(tmp_path: Path) -> Path:
     folder = tmp_path / "study"
     for seed, few in ((0, 0.2), (1, 0.3)):
         last = record(1, 0.5, many=0.75, few=few, per_class=[0.1, 0.75, None])
-        table = {"classes": ["cat", "dog", "owl"], "confusion": [[1, 0, 0]] * 3}
+        table = {"classes": ["cat", "dog", "$owl_{$"], "confusion": [[1, 0, 0]] * 3}
         write_run(folder / f"a{seed}", [last], seed=seed, confusion=table)
     write_run(folder / "b", [record(1, 0.5, many=0.8, few=0.125)], method={"name": "my_method"})
     return folder
@@ -77,6 +77,16 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     assert one_sentence(fedtail("report", missing, "--serve")) == f"'{missing}' is not a folder"
 
 
+def test_the_files_of_a_run_are_not_written_over(study: Path) -> None:
+    before = files(study)
+    for flag in ("--out", "--csv", "--latex"):
+        path = str(study / "b" / "metrics.jsonl")
+        refused = one_sentence(fedtail("report", str(study), flag, path))
+        assert "is refused: it is among the files of a run" in refused
+    assert files(study) == before
+    assert fedtail("report", str(study), "--out", str(study / "b" / "report.html")).code == 0
+
+
 def test_the_help_fits(tmp_path: Path) -> None:
     shown = fedtail("report", "--help").out
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -93,7 +103,7 @@ def test_the_figures(study: Path, tmp_path: Path) -> None:
         assert path.read_bytes().startswith(begins[path.suffix])
     classes = tmp_path / "figures" / "classes.svg"
     # Names as text, from head to tail: 10, 5 and 2 samples.
-    places = [classes.read_text().index(f">{name}</text>") for name in ("dog", "owl", "cat")]
+    places = [classes.read_text().index(f">{name}</text>") for name in ("dog", "$owl_{$", "cat")]
     assert places == sorted(places)
     again = write_figures(tmp_path / "again", make_lines(read_runs([study])))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
@@ -101,7 +111,8 @@ def test_the_figures(study: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_figures_of_features(study: Path, tmp_path: Path) -> None:
-    views = {"fedavg": make_view(), "my_method": make_view()}
+    classes = ("$cat_{$", "dog", "owl")  # no formula
+    views = {name: make_view(classes=classes) for name in ("fedavg", "my_method")}
     lines = make_lines(read_runs([study]))
     drawn = {}
     for client in (None, 1):

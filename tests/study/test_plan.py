@@ -49,6 +49,14 @@ def test_a_field_of_the_protocol_is_for_all() -> None:
     assert alphas == [0.1, 0.1]
 
 
+@pytest.mark.parametrize("values", ["fedavg", 3])
+def test_values_are_a_list(values: Any) -> None:
+    with pytest.raises(FedtailError, match=r"'method' = .* is refused: give a list of values"):
+        chosen({}, {"method": values})
+    with pytest.raises(FedtailError, match=r"'method' = .* is refused: give a name, or a table"):
+        chosen({}, {"method": [FedAvg]})
+
+
 def test_an_experiment_made_in_python_keeps_its_objects() -> None:
     base = Experiment(method=FedAvg(local={"lr": 0.25, "epochs": 3}))
     plain = {**fields_of(base), "method": fields_of(base.method)}

@@ -15,7 +15,7 @@ import torch
 from command_line import fedtail
 from torch import nn
 
-from fedtail import Arrays, Experiment, FedAvg, FedtailError, Method, Study, compare
+from fedtail import BSM, Arrays, Experiment, FedAvg, FedtailError, Method, Study, compare
 from fedtail.report import make_lines, read_runs
 from fedtail.report.facts import cautions
 from fedtail.study.lines import Line
@@ -161,6 +161,11 @@ def test_what_a_choice_names_is_not_said_twice() -> None:
         "fedavg,local.epochs=0.5,local.lr=0.1",
         "fedavg,local.epochs=0.5,local.lr=0.2",
     ]
+
+
+def test_a_list_is_one_of_methods() -> None:
+    found = compare(experiment(rounds=1), ["fedavg", BSM(local={"lr": 0.5})])
+    assert [line.label for line in found.lines] == ["fedavg", "bsm,local.lr=0.5"]
 
 
 def test_several_experiments_by_label_or_by_name() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.errors import FedtailError
 
 IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".webp"}
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 Mode = Literal["RGB", "L"]
 
@@ -70,6 +70,11 @@ class ImageFiles:
     def _decoded(self, name: str) -> Tensor:
         path = str(Path(self.root) / name)
         with open_image(path) as image:
+            if image.mode.startswith(("I", "F")):  # what is above 255 would all be white
+                raise FedtailError(
+                    f"{path} has pixels of more than 8 bits, and images are read as bytes: save it "
+                    "with 8 bits, or give arrays of numbers (npz)"
+                )
             try:
                 pixels = image.convert(self.mode)
             except (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.data.dataset import as_numpy
 from fedtail.errors import FedtailError
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
@@ -43,7 +43,7 @@ def stacked(dataset: Any) -> tuple[Tensor, Any]:
     shapes = {tuple(x.shape) for x, _ in pairs}
     if len(shapes) > 1:
         raise FedtailError(f"has inputs of different shapes, such as {sorted(shapes)[:2]}")
-    return torch.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
+    return torch.stack([x for x, _ in pairs]), as_numpy([y for _, y in pairs], "has odd labels")
 
 
 def _pair(item: Any) -> tuple[Tensor, Any]:
@@ -51,14 +51,13 @@ def _pair(item: Any) -> tuple[Tensor, Any]:
         label = next((name for name in LABEL_KEYS if name in item), None)
         inputs = [value for value in item.values() if isinstance(value, Tensor) and value.ndim]
         if label is None or len(inputs) != 1:
-            raise FedtailError(
-                "has data of an unknown form: a sample is a pair of input and label, or a "
-                f"dictionary with one tensor and one of {', '.join(LABEL_KEYS)}"
-            )
+            raise _unknown_form()
         return inputs[0], _label(item[label])
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise _unknown_form()
     x, y = item
     if not isinstance(x, Tensor):
-        array = np.asarray(x)  # an image, or numbers
+        array = as_numpy(x, "has odd inputs")  # an image, or numbers
         if array.dtype.kind not in "uifb":
             raise FedtailError("has inputs that are no tensors, arrays or images: transform them")
         x = torch.as_tensor(array)
@@ -66,4 +65,14 @@ def _pair(item: Any) -> tuple[Tensor, Any]:
 
 
 def _label(y: Any) -> Any:
-    return y if isinstance(y, str) else int(y)
+    """Return a label as plain Python; whether labels are right is asked when all are there."""
+    label = as_numpy(y, "has odd labels")
+    plain = label.item() if label.size == 1 else label.tolist()
+    return int(plain) if isinstance(plain, bool) else plain
+
+
+def _unknown_form() -> FedtailError:
+    return FedtailError(
+        "has data of an unknown form: a sample is a pair of input and label, or a dictionary with "
+        f"one tensor and one of {', '.join(LABEL_KEYS)}"
+    )

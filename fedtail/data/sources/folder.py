@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedtail.data.dataset import About, Dataset, Source
 from fedtail.data.formats.images import IMAGE_SUFFIXES, ImageFiles, Mode, open_image
@@ -32,7 +33,7 @@ class Folder(OwnSource):
         None, ge=1, description="bring the shorter side to this and cut a square from the centre"
     )
     colour: Literal["auto", "rgb", "grey"] = Field(
-        "auto", description="channels; auto: as the first image has"
+        "auto", description="channels; auto: as the first training image has"
     )
     seconds: float | None = Field(
         None,
@@ -53,7 +54,8 @@ class Folder(OwnSource):
         if is_sound([file for part in files for file in part], root):
             x, source = self._sounds(files)
         else:
-            x = [self._images(part, names) for part, names in zip(parts, files, strict=True)]
+            form = self._format(files[0][0])  # the test images are read as the training images
+            x = [self._images(*each, *form) for each in zip(parts, files, strict=True)]
         x_test, y_test = (x[1], y[1]) if len(parts) == 2 else (None, None)
         return source.dataset(Raw(x[0], y[0], x_test, y_test, classes), str(root))
 
@@ -65,18 +67,17 @@ class Folder(OwnSource):
         plain = {"normalisation": "global"} if self.normalisation == "standard" else {}
         return [waves, *rest], self.but(rate=rate, **plain)
 
-    def _images(self, part: Path, files: list[Path]) -> torch.Tensor:
+    def _images(self, part: Path, files: list[Path], mode: Mode, size: tuple[int, int]) -> Tensor:
         names = tuple(str(file.relative_to(part)) for file in files)
-        mode, height, width = self._format(files[0])
-        images = ImageFiles(str(part), names, mode, self.size or 0, (height, width))
+        images = ImageFiles(str(part), names, mode, self.size or 0, size)
         return images[torch.arange(len(images))]
 
-    def _format(self, first: Path) -> tuple[Mode, int, int]:
+    def _format(self, first: Path) -> tuple[Mode, tuple[int, int]]:
         with open_image(first) as image:
             grey = self.colour == "grey" or (self.colour == "auto" and image.mode in ("1", "L"))
             width, height = image.size
         mode: Mode = "L" if grey else "RGB"
-        return mode, self.size or height, self.size or width
+        return mode, (self.size or height, self.size or width)
 
     @classmethod
     def advice(cls) -> str:

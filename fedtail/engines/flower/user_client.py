@@ -161,10 +161,9 @@ def nothing(like: Samples) -> Samples:
     return Samples(torch.empty(0, *like.x.shape[1:]), torch.empty(0, dtype=torch.int64))
 
 
-def tensors_of(dataset: Any) -> tuple[Tensor, Tensor]:
+def tensors_of(dataset: Any) -> tuple[Tensor, Any]:
     """Return inputs and labels of whatever holds the local data."""
     try:
-        x, y = stacked(dataset)
+        return stacked(dataset)
     except FedtailError as error:  # it says nothing about the data
         raise PublicError(str(error)) from None
-    return x, torch.as_tensor(y)

@@ -65,6 +65,33 @@ def test_one_folder_is_split_and_sizes_are_brought_together(tmp_path: Path) -> N
         Folder(path=str(tmp_path)).load()
 
 
+def test_test_images_are_read_as_the_training_images(tmp_path: Path) -> None:
+    for part, colour in (("train", (9, 50, 200)), ("test", 70)):
+        for name in ("cat", "dog"):
+            draw(tmp_path / part / name / "0.png", (8, 6), colour)
+    test = Folder(path=str(tmp_path)).load().test
+    assert test.x[torch.arange(2)][:, :, 0, 0].tolist() == [[70, 70, 70]] * 2
+    draw(tmp_path / "test" / "cat" / "0.png", (9, 6), (1, 2, 3))
+    with pytest.raises(
+        FedtailError, match=r"0\.png is 9x6 pixels where others are 8x6; give 'size'"
+    ):
+        Folder(path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_pixels_of_more_than_a_byte_are_refused(kind: type, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for i in range(3):
+            draw(tmp_path / name / f"{i}.tiff", (8, 6), 40 + i)
+    assert len(Folder(path=str(tmp_path)).load().train) == 4
+    deep: np.ndarray = np.arange(48).reshape(6, 8).astype(kind) * 1000
+    Image.fromarray(deep).save(tmp_path / "dog" / "1.tiff")
+    with pytest.raises(
+        FedtailError, match=r"dog/1\.tiff has pixels of more than 8 bits, and images"
+    ):
+        Folder(path=str(tmp_path)).load()
+
+
 def test_bad_folders_are_refused(tmp_path: Path, data: Path) -> None:
     with pytest.raises(FedtailError, match="there is no folder nowhere"):
         Folder(path="nowhere").load()
