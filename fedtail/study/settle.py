@@ -77,8 +77,8 @@ def ended_before(planned: Planned) -> Ending | None:
     if not (folder.finished and read_records(folder.metrics)):
         return None
     if planned.experiment.test != "none" and read_run(planned.path).tested is None:
-        said = "its folder holds a run that was not tested (test = 'none'); choose another --out"
-        return Ending(said, refused=True)
+        said = "its folder holds a run whose model was not tested (it was run with test = 'none')"
+        return Ending(f"{said}; choose another --out", refused=True)
     return Ending(before=True)
 
 

@@ -140,9 +140,30 @@ def test_untested_runs_are_no_answer_to_who_wants_tests(here: Path) -> None:
     done = fedtail(*TWO)
     assert (done.code, done.err) == (
         2,
-        "error: its folder holds a run that was not tested (test = 'none'); choose another --out\n",
+        "error: its folder holds a run whose model was not tested (it was run with test = 'none'); "
+        "choose another --out\n",
     )
     assert files(here / "out") == before
+
+
+def test_a_round_that_was_tested_before_tests_were_left_out_is_no_result(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    with patch.object(Progress, "on_round", side_effect=[None, KeyboardInterrupt]):
+        assert fedtail(*one).code == 130
+    assert fedtail(*one, "test=none").code == 0
+    (row,) = json.loads(Path("out/comparison.json").read_text())
+    assert row["scores"]["accuracy"]["mean"] is None
+    assert fedtail(*one).code == 2
+
+
+def test_tests_that_come_late_are_the_result(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    with patch.object(Progress, "on_round", side_effect=[None, KeyboardInterrupt]):
+        assert fedtail(*one, "test=none").code == 130
+    assert fedtail(*one).code == 0
+    (row,) = json.loads(Path("out/comparison.json").read_text())
+    assert row["scores"]["accuracy"]["mean"] is not None
+    assert 'test = "every"' in Path("out/fedavg-seed0/experiment.toml").read_text()
 
 
 def test_other_workers_are_the_same_experiment() -> None:
