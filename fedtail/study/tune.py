@@ -25,14 +25,14 @@ from fedtail.described import apply, make_experiment, parse_value
 from fedtail.errors import FedtailError, missing_extra
 from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
-from fedtail.folder import FREE, completed, first_difference
+from fedtail.folder import FREE, RunFolder, completed, first_difference
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
 from fedtail.study.perform import JobNumber, Overall, must_be_jobs, perform
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
-from fedtail.study.settle import Ending
+from fedtail.study.settle import DataHere, Ending
 from fedtail.study.space import make_space
 from fedtail.study.spec import apply_method, field_meant, folder_name, method_class, split_spec
 from fedtail.study.study import WIDTH, folder_for_runs
@@ -169,6 +169,10 @@ def search(
     _must_be_used([*ranges, *grids], list(spaces.values()))
     with _storage(out / DATABASE) as storage:
         searches = [_Search(space, storage, out) for space in spaces.values()]
+        here = DataHere()
+        for each in searches:
+            each.must_be_on(here)
+        del here  # the trials have data of their own
         ended = sum(each.ended for each in searches)
         overall = Overall(console, max(trials * len(searches), ended), ended)
         while batch := [trial for each in searches for trial in each.next_batch(trials)]:
@@ -259,6 +263,23 @@ class _Search:
                 f"'{out}' holds a search of '{space.label}' with another {odd}; "
                 "choose another --out"
             )
+
+    def must_be_on(self, here: DataHere) -> None:
+        """Refuse to go on with other data than the trials so far had: scores would be mixed."""
+        begun = [
+            folder
+            for path in self._out.glob("trial-*")
+            if (folder := RunFolder(path)).digests.is_file()
+        ]
+        digests = here.digests(self.space.experiment) if begun else {}
+        try:
+            for folder in begun:
+                folder.must_be_on(digests)
+        except FedtailError:
+            raise FedtailError(
+                f"'{self._out.parent}' holds a search of '{self.space.label}' on other data; "
+                "choose another --out"
+            ) from None
 
     @property
     def ended(self) -> int:

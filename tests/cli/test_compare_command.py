@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from command_line import PLUGIN, fedtail, files, write_npz
 
@@ -130,6 +131,19 @@ def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
     assert done.err == (
         "error: its folder holds a run with another 'rounds'; choose another --out\n"
     )
+    assert files(here / "out") == before
+
+
+def test_runs_on_a_data_file_that_was_changed_are_refused(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    assert fedtail(*one).code == 0
+    before = files(here / "out")
+    write_npz(here / "mine.npz", x_train=np.zeros((40, 5), np.float32))
+    done = fedtail(*one)
+    said = "error: its folder holds a run on other data; choose another --out\n"
+    assert (done.code, done.err) == (2, said)
+    Path("mine.npz").unlink()
+    assert "done already" in fedtail(*one).out
     assert files(here / "out") == before
 
 

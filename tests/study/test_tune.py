@@ -145,6 +145,14 @@ def test_another_search_in_the_same_folder_is_refused(held_out: list[str]) -> No
     assert fedtail(*command, "checkpoint_every=2").code == 0  # which changes no result
 
 
+def test_trials_on_other_data_are_not_mixed(held_out: list[str]) -> None:
+    command = [*BASE, *held_out, "--method", "fedavg"]
+    assert fedtail(*command, "--trials", "1").code == 0
+    write_npz(Path("mine.npz"), x_train=np.zeros((40, 5), np.float32))
+    said = one_sentence(fedtail(*command, "--trials", "2"))
+    assert said == "'out' holds a search of 'fedavg' on other data; choose another --out"
+
+
 def test_clients_that_the_data_have_are_those_of_the_trials(tmp_path: Path) -> None:
     y = np.arange(80) % 4
     x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
