@@ -42,6 +42,8 @@ class Ending:
         Whether it was ended because it promised too little.
     handed_over
         Whether it was left to another process, and has not ended.
+    died
+        Whether its process ended under it: that is no word on the run, which can go on.
     """
 
     failure: str = ""
@@ -49,6 +51,7 @@ class Ending:
     before: bool = False
     given_up: bool = False
     handed_over: bool = False
+    died: bool = False
 
 
 class Rounds(Callback):

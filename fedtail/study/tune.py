@@ -22,7 +22,7 @@ from fedtail.callbacks import Record
 from fedtail.callbacks.tracking import dotted
 from fedtail.config import fields_of
 from fedtail.described import apply, make_experiment, parse_value
-from fedtail.errors import FedtailError, missing_extra
+from fedtail.errors import FedtailError, RunStopped, missing_extra
 from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import FREE, RunFolder, completed, first_difference
@@ -377,6 +377,10 @@ def _carry_out(batch: Sequence[_Trial], jobs: JobNumber, overall: Overall) -> No
     refusals = {ending.failure for ending in endings.values() if ending.refused}
     if len(refusals) == 1 and all(ending.refused for ending in endings.values()):
         raise FedtailError(refusals.pop())
+    for path, ending in endings.items():
+        if ending.died:  # nothing is told: the same batch goes on, and finds what it would have
+            said = f"{trials[path].planned.label}: {ending.failure}"
+            raise RunStopped(f"{said}; the same command goes on from here")
     for path, trial in trials.items():
         trial.tell(endings[path])
 

@@ -112,6 +112,44 @@ def test_runs_that_fail_are_counted(held_out: list[str]) -> None:
     assert "compare them" not in done.out
 
 
+DYING = '''
+import os
+from pathlib import Path
+
+from fedtail import FedAvg, Method
+
+
+@Method.register("dying")
+class Dying(FedAvg):
+    """Ends its process for as long as there is a file called memory."""
+
+    family = "own"
+    paper = "none"
+
+    def aggregate(self, s, found, server):
+        if Path("memory").exists():
+            os._exit(9)
+        return super().aggregate(s, found, server)
+'''
+
+
+def test_a_trial_whose_process_died_is_done_again(
+    held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Method.registry, "_classes", dict(Method.registry._classes))
+    Path("dying.py").write_text(DYING)
+    Path("memory").touch()
+    words = [*BASE, *held_out, "--plugin", "dying.py", "--method", "dying", "--trials", "2"]
+    died = fedtail(*words, "--jobs", "2")
+    assert (died.code, Path("out/tuned.json").exists()) == (1, False)
+    assert "its process ended with exit code 9" in died.err
+    assert died.err.endswith("use fewer --jobs); the same command goes on from here\n")
+    Path("memory").unlink()
+    done = fedtail(*words)
+    assert done.code == 0, done.err
+    assert (found()[0]["trials"], found()[0]["failed"]) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
