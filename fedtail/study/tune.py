@@ -26,6 +26,8 @@ from fedtail.errors import FedtailError, RunStopped, missing_extra
 from fedtail.experiment import Experiment
 from fedtail.files import write_atomic
 from fedtail.folder import FREE, RunFolder, completed, first_difference
+from fedtail.metrics.scores import LESS_IS_BETTER
+from fedtail.plugins import first_line
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
@@ -66,6 +68,8 @@ class Found:
         The validation score that these gave; nothing if no trial came to its end.
     trials, given_up, failed
         How many trials there were, and how many of them were given up early, or failed.
+    by
+        Which score it is.
     """
 
     label: str
@@ -74,6 +78,7 @@ class Found:
     trials: int
     given_up: int
     failed: int
+    by: str = "balanced_accuracy"
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,9 +98,8 @@ class Tuned:
         headings = ("best values", "validation", "trials", "given up", "failed")
         rows = []
         for each in self.found:
-            score = "-" if each.score is None else f"{100 * each.score:.1f}"
             counts = (each.trials, each.given_up, each.failed)
-            rows.append(Row(each.words, [score, *map(str, counts)]))
+            rows.append(Row(each.words, [_shown(each), *map(str, counts)]))
         return grid(headings, rows, width)
 
     def table(self, width: int = WIDTH) -> str:
@@ -325,9 +329,12 @@ class _Search:
         states = [trial.state for trial in trials]
         best = self.study.best_trial if TrialState.COMPLETE in states else None
         words = self.space.label if best is None else self.space.words(best.params)
+        by = self.space.experiment.score
         score = None if best is None else best.value
+        if score is not None and by in LESS_IS_BETTER:
+            score = -score  # trials are told the opposite, for which more is better
         given_up, failed = (states.count(s) for s in (TrialState.PRUNED, TrialState.FAIL))
-        return Found(self.space.label, words, score, len(trials), given_up, failed)
+        return Found(self.space.label, words, score, len(trials), given_up, failed, by)
 
 
 class _Trial:
@@ -392,14 +399,24 @@ def _storage(path: Path) -> Iterator[RDBStorage]:
         import optuna
     except ImportError:
         raise missing_extra("tuning", "Optuna", "tune") from None
+    from sqlalchemy.exc import DatabaseError
+
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
     try:
-        yield storage
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except DatabaseError as error:
+        said = first_line(error.orig or error)
+        raise FedtailError(
+            f"'{path}' cannot be used as a database of trials ({said}): put it back as it was, or "
+            "choose another --out"
+        ) from None
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
         optuna.logging.set_verbosity(before)
 
 
@@ -428,6 +445,13 @@ def _bounds(distribution: Any) -> tuple[Any, Any]:
     if hasattr(distribution, "low"):
         return distribution.low, distribution.high
     return distribution.choices[0], distribution.choices[-1]
+
+
+def _shown(found: Found) -> str:
+    """Return the score as it is printed: shares in per cent, a loss as it is."""
+    if found.score is None:
+        return "-"
+    return f"{found.score:.4f}" if found.by in LESS_IS_BETTER else f"{100 * found.score:.1f}"
 
 
 def _word(value: Any) -> str:

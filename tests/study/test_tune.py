@@ -56,6 +56,23 @@ def test_the_score_is_that_of_the_best_trial(held_out: list[str]) -> None:
     assert {record["accuracy"] for record in last} == {None}  # the test set is not looked at
 
 
+def test_a_loss_is_shown_as_it_is(held_out: list[str]) -> None:
+    done = fedtail(*BASE, *held_out, "score=loss", "--method", "fedavg", "--trials", "2")
+    assert done.code == 0, done.err
+    (row,) = found()
+    last = [read_records(path)[-1] for path in Path("out").rglob("metrics.jsonl")]
+    assert row["score"] == min(record["validation"]["loss"] for record in last) > 0
+    assert f" {row['score']:.4f} " in done.out
+
+
+def test_a_database_that_is_none_is_one_sentence(held_out: list[str]) -> None:
+    Path("out").mkdir()
+    Path("out/tune.db").write_text("no database" * 100)
+    said = one_sentence(fedtail(*BASE, *held_out, "--method", "fedavg"))
+    assert said.startswith("'out/tune.db' cannot be used as a database of trials (")
+    assert Path("out/tune.db").read_text() == "no database" * 100
+
+
 def test_a_search_goes_on_where_it_was_stopped(
     held_out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +181,8 @@ def test_a_trial_whose_process_died_is_done_again(
         (["--method", "fedavg", "--range", "local.lr=0..1:log"], "above zero"),
         (["--method", "fedavg", "--range", "local.lr=a..b"], "is no range"),
         (["--method", "fedavg", "--range", "local.lr=1..2:lin"], "is no range"),
+        (["--method", "ifca", "--range", "clusters=1.2..3.4:int"], "of :int are whole numbers"),
+        (["--method", "ifca", "--range", "clusters=0.3..2:log:int"], "of :int are whole numbers"),
         (["--method", "fedavg", "--range", "local.lr=-1..2"], "local.lr' = -1"),
         (["--method", "fedavg,lr=1"], "did you mean 'local.lr'?"),
     ],
