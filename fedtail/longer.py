@@ -1,4 +1,4 @@
-"""A run that goes on to another number of rounds than it began with."""
+"""A run that goes on to another number of rounds than it began with, or is tested otherwise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fedtail.callbacks.jsonl import read_records
 from fedtail.config import Config
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
-from fedtail.folder import LENGTH, RunFolder
+from fedtail.folder import LENGTH, RunFolder, completed
 from fedtail.training.schedule import Constant, Schedule
 
 
 def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
-    """Write down when a resumed run is to end now, if that is new.
+    """Write down when a resumed run is to end now, and when it is tested, if that is new.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
     list of str
         A sentence on what depends on the number of rounds.
     """
-    stored = folder.settings()
+    stored = completed(folder.settings())
     before, rounds = stored["rounds"], experiment.rounds
     if rounds < done:
         raise FedtailError(f"'{folder.path}' has done {done} rounds: rounds = {rounds} is fewer")
@@ -39,7 +39,7 @@ def take_up(folder: RunFolder, experiment: Experiment, done: int) -> list[str]:
             f"least {done + 1}"
         )
     wanted = experiment.describe()
-    if all(stored.get(field) == wanted[field] for field in LENGTH):
+    if all(stored[field] == wanted[field] for field in LENGTH | {"test"}):
         return []
     if rounds != before and experiment.privacy.on:
         raise FedtailError(

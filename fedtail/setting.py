@@ -55,10 +55,6 @@ LOOKED_AT = 64
 """How many inputs stand for all where each is decoded from a file of its own."""
 
 
-FROZEN = "frozen part of the model"
-"""What its digest is called."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """The real things behind an experiment.
@@ -209,12 +205,10 @@ class Setting:
 
         Of a model that is frozen in part, that part too: a checkpoint does not hold it.
         """
-        sets = {"training set": self.dataset.train, "test set": self.dataset.test}
         frozen = self.base.whole({})
         return {
-            **{name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()},
-            "split": self.split.digest,
-            **({FROZEN: digest(frozen)} if frozen else {}),
+            **data_digests(self.dataset, self.split),
+            **({"frozen part of the model": digest(frozen)} if frozen else {}),
         }
 
     def server(self, round: int) -> Server:
@@ -271,6 +265,13 @@ class Setting:
             f"{torch.__version__} {self.experiment.threads} {self.device} {self.federation.tokens}"
         )
         return " ".join([*sets, how])
+
+
+def data_digests(dataset: Dataset, split: Split) -> dict[str, str]:
+    """Return the SHA-256 of the data, as the network takes them, and of the split."""
+    sets = {"training set": dataset.train, "test set": dataset.test}
+    found = {name: digest({"x": _seen(held.x), "y": held.y}) for name, held in sets.items()}
+    return {**found, "split": split.digest}
 
 
 def _seen(x: Features) -> Tensor:

@@ -205,6 +205,14 @@ def test_untested_rounds_after_tested_ones_have_no_scores(tmp_path: Path) -> Non
     assert read_run(tmp_path / "run").tested is None
 
 
+def test_tests_after_the_kept_round_are_not_its_scores(tmp_path: Path) -> None:
+    run(scripted(0, 1, 0, rounds=1, keep="best", test="none"), out=tmp_path / "run")
+    later = run(scripted(0, 1, 0, keep="best"), out=tmp_path / "run", resume=True)
+    assert later.best["round"] == 1
+    assert [record["accuracy"] is None for record in later.history] == [True, False, False]
+    assert read_run(tmp_path / "run").tested is None
+
+
 def test_the_round_in_which_patience_ends_is_tested() -> None:
     # It is what is shipped, though round 1 was better.
     result = run(scripted(0, 1, 1, 1, patience=2, test="best"))

@@ -97,14 +97,21 @@ def doctor_command(
 
 
 def typed(words: list[str] | None, flags: Mapping[str, Any], method: str) -> list[str]:
-    """Return what was typed, as far as the method takes it: one that does not train has no rate."""
+    """Return what was typed, as far as the method takes it.
+
+    Fields of the method that was planned are not for it; one that does not train has no rate.
+    """
     from fedtail.methods import Method
 
     trains = "local" in Method.registry[method.partition(",")[0]].model_fields
-    kept = [w for w in words or [] if trains or not w.startswith("method.local.")]
-    kept = [w for w in kept if w.partition("=")[0] != "method"]
+
+    def takes(path: str) -> bool:
+        of_method = path.partition(".")[0] == "method"
+        return not of_method or (trains and path.startswith("method.local."))
+
+    kept = [word for word in words or [] if takes(word.partition("=")[0])]
     for name, value in flags.items():
-        if trains or not FLAGS[name].path.startswith("method.local."):
+        if takes(FLAGS[name].path):
             flag = f"--{name.replace('_', '-')}"
             kept += [flag] if value is True else [flag, str(value)]
     return kept

@@ -117,7 +117,11 @@ def reproduce(
     plan = {planned.path: planned for each in plans.values() for planned in each}
     with folder_for_runs(folder), interruptible(console):
         with closing(perform(list(plan.values()), at_once, console)) as ended:
-            failures = {planned.path: end.failure for planned, end in ended if end.failure}
+            failed = {planned.path: end for planned, end in ended if end.failure}
+        failures = {path: end.failure for path, end in failed.items()}
+        if plan and all(path in failed and failed[path].refused for path in plan):
+            # There is nothing new: the results of before stay as they are.
+            raise FedtailError(next(iter(failures.values())))
         lines = compare_cells(chosen, cells, plans, failures)
         write_tables(folder, chosen, scale, lines)
     show_result(console, chosen, scale, lines)

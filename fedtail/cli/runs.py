@@ -31,7 +31,8 @@ def runs_command(
 ) -> None:
     """List run folders: method, data, rounds, accuracy, whether finished, and age.
 
-    The age is that of the last round. The accuracy is that of the last test.
+    The age is that of the last round. The accuracy is that of the model that is
+    shipped; while a run still trains, that of the last test.
     """
     from fedtail.study.runs import run_folders
 

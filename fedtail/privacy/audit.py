@@ -40,7 +40,7 @@ from fedtail.privacy.inversion import (
 from fedtail.privacy.membership import Membership, members_of_model, members_of_round
 from fedtail.privacy.moment_audit import MomentLeak, moment_leak
 from fedtail.privacy.views import SEEN_NOTES, Seen, first_round, seen_by_server
-from fedtail.setting import Setting
+from fedtail.setting import Setting, data_digests
 from fedtail.settled import restore_inputs
 
 logger = logging.getLogger("fedtail")
@@ -151,6 +151,9 @@ def audit(
     """
     if not folder.finished:
         raise FedtailError(f"'{folder.path}' is not finished: an audit examines what is shipped")
+    # The frozen part is in what was shipped.
+    for said in folder.must_be_on(data_digests(setting.dataset, setting.split)):
+        logger.warning("%s", said)
     restore_inputs(setting, folder)
     experiment, method, model = setting.experiment, setting.method, setting.model
     with numerics(experiment.threads):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedtail.methods import Method
 from fedtail.study.runs import Plain, Run
 
 MOST_ROWS = 200
@@ -23,10 +24,12 @@ def by_client(run: Run) -> Plain | None:
     # Clients that are only tested, and those of a split too large to be written, have no counts.
     known = list(dict.fromkeys([*names, *accuracy]))
     took, dropped, traffic = _work(run)
+    # The one client of a pooled method is a place that has the data of all.
+    pooled = run.method in Method.registry and Method.registry[run.method].pooled
     rows = []
     for number, name in enumerate(known):
         held = counts[number] if number < len(counts) else None
-        trains = number < len(names)
+        trains = number < len(names) and not pooled
         rows.append(
             [
                 name,

@@ -29,7 +29,7 @@ from fedtail.models.spec import ModelSpec
 from fedtail.models.split_model import SplitModel
 from fedtail.plugins import load_plugins, must_be_trusted, stored_plugins
 from fedtail.rng import derive, numpy_generator
-from fedtail.setting import FROZEN, Setting, prepare
+from fedtail.setting import Setting, data_digests, prepare
 from fedtail.settled import restore_inputs
 from fedtail.study.lines import Line
 from fedtail.study.runs import Run
@@ -167,7 +167,7 @@ def _view(run: Run, setting: Setting, samples: int) -> FeatureView:
     if split.digest != (run.split or {}).get("digest"):
         raise FedtailError("its split cannot be rebuilt, so the data is not what it was trained on")
     # Natural clients are the same with other labels. The frozen part is in what was shipped.
-    folder.must_be_on({name: of for name, of in setting.digests().items() if name != FROZEN})
+    folder.must_be_on(data_digests(dataset, split))
     restore_inputs(setting, folder)
     model = load_model(run.path, setting)
     norms = classifier_norms(model)

@@ -114,7 +114,8 @@ def _heard(
         workers.remove(worker)
         hand.process.join(LEAVE)
         said = f"its process ended with exit code {hand.process.exitcode}"
-        yield planned, Ending(f"{said} (-9 often means that memory ran out: use fewer --jobs)")
+        hint = "-9 often means that memory ran out: use fewer --jobs"
+        yield planned, Ending(f"{said} ({hint})", died=True)
         return
     if kind == "warning":
         warn(planned, content)

@@ -48,7 +48,7 @@ class Line:
         return f"Line({self.label!r}, seeds={[run.seed for run in self.runs]})"
 
     def score(self, key: str) -> MeanAndDeviation:
-        """Return a score of the last tested round of each run, over seeds."""
+        """Return a score of the model that each run ships, over seeds."""
         return moments(list(self.by_seed(key).values()))
 
     def by_seed(self, key: str) -> dict[int, float]:
@@ -100,7 +100,7 @@ class Line:
         return sorted(tested)
 
     def per_class(self) -> list[MeanAndDeviation]:
-        """Return the accuracy of each class in the last tested round, over seeds."""
+        """Return the accuracy of each class with the model that is shipped, over seeds."""
         rows = [(run.tested or {}).get("per_class") or [] for run in self.runs]
         classes = max(map(len, rows))
         return [moments([row[c] for row in rows if c < len(row)]) for c in range(classes)]

@@ -20,7 +20,7 @@ from fedtail.errors import FedtailError
 from fedtail.study.handover import Handover
 from fedtail.study.jobs import Hear, side_by_side
 from fedtail.study.plan import Planned
-from fedtail.study.settle import Ending, Rounds, ended_before, settle
+from fedtail.study.settle import DataHere, Ending, Rounds, ended_before, settle
 
 logger = logging.getLogger("fedtail")
 
@@ -72,13 +72,15 @@ def perform(
     must_be_jobs(jobs)
     overall = overall or Overall(console, len(plan))
     left: list[Planned] = []
+    here = DataHere()
     for planned in plan:
-        ending = ended_before(planned)
+        ending = ended_before(planned, here)
         if ending is None:
             left.append(planned)
             continue
         overall.end(planned, ending)
         yield planned, ending
+    del here  # the runs have data of their own
     # Who asks for workers wants the runs to have the cores one after the other.
     worked = any(planned.experiment.workers not in (0, "auto") for planned in left)
     if jobs == 1 or (jobs == "auto" and (worked or len(left) < 2)):

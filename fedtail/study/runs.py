@@ -64,18 +64,25 @@ class Run:
 
     @property
     def tested(self) -> Plain | None:
-        """The round whose model is shipped, among those that were tested: the kept, or the last.
+        """The round whose model is shipped, if it was tested; of a run that goes on, the last test.
 
-        Nothing if it went on without tests.
+        `test` may change on the way: what other rounds were tested with says nothing of the result.
         """
-        if self.settings.get("test") == "none":
-            return None
-        return _shipped([record for record in self.records if record.get("accuracy") is not None])
+        if self.finished:
+            shipped = _shipped(self.records) or {}
+            return shipped if _was_tested(shipped) else None
+        return next(
+            (dict(record) for record in reversed(self.records) if _was_tested(record)), None
+        )
 
     @property
     def validated(self) -> Plain | None:
-        """The same among the rounds that were validated, tested or not."""
+        """The round whose model is shipped, or would be by now, among those that were validated."""
         return _shipped([record for record in self.records if record.get("validation")])
+
+
+def _was_tested(record: Plain) -> bool:
+    return record.get("accuracy") is not None
 
 
 def _shipped(records: list[Plain]) -> Plain | None:

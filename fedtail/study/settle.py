@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import tomli_w
 
 from fedtail.callbacks import Callback, Record, Snapshot, read_records
+from fedtail.data.dataset import Dataset
 from fedtail.described import load_experiment
 from fedtail.errors import FedtailError, RunStopped
 from fedtail.experiment import Experiment
 from fedtail.folder import FREE, RunFolder, completed, first_difference
 from fedtail.loop import run
 from fedtail.plugins import first_line_and_place
-from fedtail.setting import prepare
+from fedtail.setting import as_taken, data_digests, share_out
 from fedtail.study.handover import HandedOver
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
@@ -41,6 +42,8 @@ class Ending:
         Whether it was ended because it promised too little.
     handed_over
         Whether it was left to another process, and has not ended.
+    died
+        Whether its process ended under it: that is no word on the run, which can go on.
     """
 
     failure: str = ""
@@ -48,6 +51,7 @@ class Ending:
     before: bool = False
     given_up: bool = False
     handed_over: bool = False
+    died: bool = False
 
 
 class Rounds(Callback):
@@ -62,7 +66,32 @@ class Rounds(Callback):
             raise GivenUp
 
 
-def ended_before(planned: Planned) -> Ending | None:
+class DataHere:
+    """The data as they are now; what runs share is loaded once, and let go with this."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[object, Dataset] | None = None
+
+    def digests(self, experiment: Experiment) -> dict[str, str]:
+        """Return the digests of an experiment's data and split.
+
+        Of data that cannot be loaded there are none: no new run can be mixed with those on them.
+        """
+        try:
+            dataset = self._dataset(experiment)
+            return data_digests(dataset, share_out(experiment, dataset))
+        except Exception:  # a transform of the user's own may fail in any way
+            return {}
+
+    def _dataset(self, experiment: Experiment) -> Dataset:
+        wanted = (experiment.data, experiment.model)
+        if self._loaded is None or self._loaded[0] != wanted:
+            self._loaded = None  # first: there need not be memory for both
+            self._loaded = wanted, as_taken(experiment, experiment.data.load())
+        return self._loaded[1]
+
+
+def ended_before(planned: Planned, here: DataHere) -> Ending | None:
     """Return how a run ended that is not to be begun: it is finished, or its folder is another's.
 
     Nothing is returned for what is left to be done.
@@ -71,26 +100,27 @@ def ended_before(planned: Planned) -> Ending | None:
     if not folder.experiment.exists():
         return None
     try:
-        must_be_the_same(folder, planned.experiment)
+        must_be_the_same(folder, planned.experiment, here)
     except FedtailError as error:
         return Ending(str(error), refused=True)
     if not (folder.finished and read_records(folder.metrics)):
         return None
     if planned.experiment.test != "none" and read_run(planned.path).tested is None:
-        said = "its folder holds a run that was not tested (test = 'none'); choose another --out"
-        return Ending(said, refused=True)
+        said = "its folder holds a run whose model was not tested (it was run with test = 'none')"
+        return Ending(f"{said}; choose another --out", refused=True)
     return Ending(before=True)
 
 
-def must_be_the_same(folder: RunFolder, experiment: Experiment) -> None:
-    """Refuse a folder that holds a run with other settings, or with other data made in Python."""
+def must_be_the_same(folder: RunFolder, experiment: Experiment, here: DataHere) -> None:
+    """Refuse a folder that holds a run with other settings, or on other data of the user's own."""
     described = experiment.describe()
     stored, wanted = load_experiment(folder.experiment), tomllib.loads(tomli_w.dumps(described))
     if odd := first_difference(completed(stored), wanted, FREE):
         raise FedtailError(f"its folder holds a run with another '{odd}'; choose another --out")
-    if folder.finished and "shapes" in described["data"]:  # which say nothing of the values
+    # A path, and shapes, say nothing of the values. What is not finished is checked on resume.
+    if folder.finished and described["data"].keys() & {"path", "shapes"}:
         try:
-            folder.must_be_on(prepare(experiment).digests())
+            folder.must_be_on(here.digests(experiment))
         except FedtailError:
             raise FedtailError(
                 "its folder holds a run on other data; choose another --out"

@@ -79,6 +79,8 @@ class Range:
                 f"the range '{text}' is refused: the lower bound comes first, and is above zero "
                 "where the logarithm is searched"
             )
+        if found.whole and (found.low % 1 or found.high % 1):
+            raise FedtailError(f"the range '{text}' is refused: bounds of :int are whole numbers")
         return found
 
     def distribution(self) -> BaseDistribution:

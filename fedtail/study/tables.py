@@ -121,7 +121,7 @@ def described_lines(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def as_csv(lines: Sequence[Line]) -> str:
     """Return a header and a row a line.
 
-    Mean and deviation over seeds of the last tested round, what it cost, and for each score the
+    Mean and deviation over seeds of the model that is shipped, what it cost, and for each score the
     difference to the first line with its 95 % interval and p-value.
     """
     compared = ("difference", "low", "high", "p")

@@ -22,17 +22,19 @@ from fedtail.callbacks import Record
 from fedtail.callbacks.tracking import dotted
 from fedtail.config import fields_of
 from fedtail.described import apply, make_experiment, parse_value
-from fedtail.errors import FedtailError, missing_extra
+from fedtail.errors import FedtailError, RunStopped, missing_extra
 from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.files import write_atomic
-from fedtail.folder import FREE, completed, first_difference
+from fedtail.folder import FREE, RunFolder, completed, first_difference
+from fedtail.metrics.scores import LESS_IS_BETTER
+from fedtail.plugins import first_line
 from fedtail.rng import derive
 from fedtail.study.grid import Row, grid
 from fedtail.study.lines import short
 from fedtail.study.perform import JobNumber, Overall, must_be_jobs, perform
 from fedtail.study.plan import Planned
 from fedtail.study.runs import read_run
-from fedtail.study.settle import Ending
+from fedtail.study.settle import DataHere, Ending
 from fedtail.study.space import make_space
 from fedtail.study.spec import apply_method, field_meant, folder_name, method_class, split_spec
 from fedtail.study.study import WIDTH, folder_for_runs
@@ -66,6 +68,8 @@ class Found:
         The validation score that these gave; nothing if no trial came to its end.
     trials, given_up, failed
         How many trials there were, and how many of them were given up early, or failed.
+    by
+        Which score it is.
     """
 
     label: str
@@ -74,6 +78,7 @@ class Found:
     trials: int
     given_up: int
     failed: int
+    by: str = "balanced_accuracy"
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,9 +98,8 @@ class Tuned:
         headings = ("best values", "validation", "trials", "given up", "failed")
         rows = []
         for each in self.found:
-            score = "-" if each.score is None else f"{100 * each.score:.1f}"
             counts = (each.trials, each.given_up, each.failed)
-            rows.append(Row(each.words, [score, *map(str, counts)]))
+            rows.append(Row(each.words, [_shown(each), *map(str, counts)]))
         return grid(headings, rows, width)
 
     def table(self, width: int = WIDTH) -> str:
@@ -170,6 +174,10 @@ def search(
     _must_be_used([*ranges, *grids], list(spaces.values()))
     with _storage(out / DATABASE) as storage:
         searches = [_Search(space, storage, out) for space in spaces.values()]
+        here = DataHere()
+        for each in searches:
+            each.must_be_on(here)
+        del here  # the trials have data of their own
         ended = sum(each.ended for each in searches)
         overall = Overall(console, max(trials * len(searches), ended), ended)
         while batch := [trial for each in searches for trial in each.next_batch(trials)]:
@@ -261,6 +269,23 @@ class _Search:
                 "choose another --out"
             )
 
+    def must_be_on(self, here: DataHere) -> None:
+        """Refuse to go on with other data than the trials so far had: scores would be mixed."""
+        begun = [
+            folder
+            for path in self._out.glob("trial-*")
+            if (folder := RunFolder(path)).digests.is_file()
+        ]
+        digests = here.digests(self.space.experiment) if begun else {}
+        try:
+            for folder in begun:
+                folder.must_be_on(digests)
+        except FedtailError:
+            raise FedtailError(
+                f"'{self._out.parent}' holds a search of '{self.space.label}' on other data; "
+                "choose another --out"
+            ) from None
+
     @property
     def ended(self) -> int:
         """How many trials are over."""
@@ -305,9 +330,12 @@ class _Search:
         states = [trial.state for trial in trials]
         best = self.study.best_trial if TrialState.COMPLETE in states else None
         words = self.space.label if best is None else self.space.words(best.params)
+        by = self.space.experiment.score
         score = None if best is None else best.value
+        if score is not None and by in LESS_IS_BETTER:
+            score = -score  # trials are told the opposite, for which more is better
         given_up, failed = (states.count(s) for s in (TrialState.PRUNED, TrialState.FAIL))
-        return Found(self.space.label, words, score, len(trials), given_up, failed)
+        return Found(self.space.label, words, score, len(trials), given_up, failed, by)
 
 
 class _Trial:
@@ -357,6 +385,10 @@ def _carry_out(batch: Sequence[_Trial], jobs: JobNumber, overall: Overall) -> No
     refusals = {ending.failure for ending in endings.values() if ending.refused}
     if len(refusals) == 1 and all(ending.refused for ending in endings.values()):
         raise FedtailError(refusals.pop())
+    for path, ending in endings.items():
+        if ending.died:  # nothing is told: the same batch goes on, and finds what it would have
+            said = f"{trials[path].planned.label}: {ending.failure}"
+            raise RunStopped(f"{said}; the same command goes on from here")
     for path, trial in trials.items():
         trial.tell(endings[path])
 
@@ -368,14 +400,24 @@ def _storage(path: Path) -> Iterator[RDBStorage]:
         import optuna
     except ImportError:
         raise missing_extra("tuning", "Optuna", "tune") from None
+    from sqlalchemy.exc import DatabaseError
+
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
     try:
-        yield storage
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except DatabaseError as error:
+        said = first_line(error.orig or error)
+        raise FedtailError(
+            f"'{path}' cannot be used as a database of trials ({said}): put it back as it was, or "
+            "choose another --out"
+        ) from None
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
         optuna.logging.set_verbosity(before)
 
 
@@ -404,6 +446,13 @@ def _bounds(distribution: Any) -> tuple[Any, Any]:
     if hasattr(distribution, "low"):
         return distribution.low, distribution.high
     return distribution.choices[0], distribution.choices[-1]
+
+
+def _shown(found: Found) -> str:
+    """Return the score as it is printed: shares in per cent, a loss as it is."""
+    if found.score is None:
+        return "-"
+    return f"{found.score:.4f}" if found.by in LESS_IS_BETTER else f"{100 * found.score:.1f}"
 
 
 def _word(value: Any) -> str:

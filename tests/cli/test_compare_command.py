@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from command_line import PLUGIN, fedtail, files, write_npz
 
@@ -133,6 +134,19 @@ def test_settings_that_no_run_agrees_with_are_wrong_input(here: Path) -> None:
     assert files(here / "out") == before
 
 
+def test_runs_on_a_data_file_that_was_changed_are_refused(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    assert fedtail(*one).code == 0
+    before = files(here / "out")
+    write_npz(here / "mine.npz", x_train=np.zeros((40, 5), np.float32))
+    done = fedtail(*one)
+    said = "error: its folder holds a run on other data; choose another --out\n"
+    assert (done.code, done.err) == (2, said)
+    Path("mine.npz").unlink()
+    assert "done already" in fedtail(*one).out
+    assert files(here / "out") == before
+
+
 def test_untested_runs_are_no_answer_to_who_wants_tests(here: Path) -> None:
     assert fedtail(*TWO, "test=none").code == 0
     assert "done already" in fedtail(*TWO, "test=none").out
@@ -140,9 +154,30 @@ def test_untested_runs_are_no_answer_to_who_wants_tests(here: Path) -> None:
     done = fedtail(*TWO)
     assert (done.code, done.err) == (
         2,
-        "error: its folder holds a run that was not tested (test = 'none'); choose another --out\n",
+        "error: its folder holds a run whose model was not tested (it was run with test = 'none'); "
+        "choose another --out\n",
     )
     assert files(here / "out") == before
+
+
+def test_a_round_that_was_tested_before_tests_were_left_out_is_no_result(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    with patch.object(Progress, "on_round", side_effect=[None, KeyboardInterrupt]):
+        assert fedtail(*one).code == 130
+    assert fedtail(*one, "test=none").code == 0
+    (row,) = json.loads(Path("out/comparison.json").read_text())
+    assert row["scores"]["accuracy"]["mean"] is None
+    assert fedtail(*one).code == 2
+
+
+def test_tests_that_come_late_are_the_result(here: Path) -> None:
+    one = [*BASE, "--method", "fedavg"]
+    with patch.object(Progress, "on_round", side_effect=[None, KeyboardInterrupt]):
+        assert fedtail(*one, "test=none").code == 130
+    assert fedtail(*one).code == 0
+    (row,) = json.loads(Path("out/comparison.json").read_text())
+    assert row["scores"]["accuracy"]["mean"] is not None
+    assert 'test = "every"' in Path("out/fedavg-seed0/experiment.toml").read_text()
 
 
 def test_other_workers_are_the_same_experiment() -> None:

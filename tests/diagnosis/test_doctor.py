@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -222,6 +223,18 @@ def test_the_command_as_json(tmp_path: Path) -> None:
     told = json.loads(result.out)
     assert {s["id"] for s in told["signals"]} == {f"D{n}" for n in range(1, 12)}
     assert told["command"].startswith("fedtail run --clients 4 --method ")
+
+
+def test_the_command_has_no_fields_of_the_method_that_was_planned(tmp_path: Path) -> None:
+    planned = ["method=fedlc", "method.tau=0.5", "method.local.momentum=0.5"]
+    out = ["--out", str(tmp_path / "probe")]
+    result = fedtail("doctor", "--probe", "1", "--clients", "4", "--json", *planned, *out)
+    assert result.code == 0, result.err
+    _, verb, *words = shlex.split(json.loads(result.out)["command"])
+    assert words[0] == "method.local.momentum=0.5"
+    assert not any("fedlc" in word or "tau" in word for word in words)
+    done = fedtail(verb, *words, "--rounds", "1", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(

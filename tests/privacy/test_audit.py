@@ -137,6 +137,16 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
         audit(RunFolder(tmp_path / "run"), prepare(experiment))
 
 
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    experiment = tiny.experiment(rounds=1)
+    run(experiment, out=tmp_path / "run")
+    arrays = tiny.arrays()
+    arrays["x_train"].flat[5] ^= 1
+    changed = prepare(experiment.but(data=Arrays(**arrays)))
+    with pytest.raises(FedtailError, match="holds a run with another training set"):
+        audit(RunFolder(tmp_path / "run"), changed)
+
+
 def test_the_command_writes_a_page_and_the_numbers(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     assert fedtail("run", "--rounds", "1", "--clients", "4", "--out", folder).code == 0

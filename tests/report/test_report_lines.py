@@ -36,12 +36,16 @@ def test_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 
 def test_rounds_without_a_test_cost_but_do_not_show(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [record(1, None), record(2, 0.5), record(3, None)])
+    folder = write_run(
+        tmp_path / "a", [record(1, None), record(2, 0.5), record(3, None)], finished=False
+    )
     (line,) = lines(tmp_path)
     assert line.rounds == [2]
     assert line.spent(traffic) == [300]  # both rounds up to the test
     assert line.bytes == 450
     assert line.score("accuracy") == (0.5, None)  # of the last round that was tested
+    (folder / "model.safetensors").touch()  # now round 3 is what is shipped, and nobody tested it
+    assert lines(tmp_path)[0].score("accuracy") == (None, None)
 
 
 def test_a_seed_that_is_behind_ends_earlier(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_rows_of_clients(tmp_path: Path) -> None:
     assert (panel["line"], panel["seed"], panel["clients"]) == (0, 0, 2)
 
 
+def test_the_one_place_that_has_all_data_is_no_client(tmp_path: Path) -> None:
+    records = [record(1, 0.5, clients=[0], dropped=[], traffic={"0": [1, 2]})]
+    write_run(tmp_path / "a", records, method={"name": "centralised"})
+    (panel,) = content(tmp_path)["clients"]
+    assert panel["rows"] == [["0", None, 12, 3, *[None] * 3], ["1", None, 5, 2, *[None] * 3]]
+
+
 def test_a_client_that_only_tests_has_a_row(tmp_path: Path) -> None:
     tested = {"worst": "c", "spread": [0.1] * 5, "accuracy": {"c": 0.1, "a": 0.9}}
     split = {**SPLIT, "clients": ["a", "b"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from command_line import fedtail
+from command_line import fedtail, files
 
 from fedtail.experiment import Experiment
 from fedtail.reproduce import load_recipe, recipes
@@ -75,6 +75,19 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     numbers = json.loads((blocked / "results.json").read_text())["numbers"]
     assert [bool(number["failures"]) for number in numbers[:2]] == [True, False]
     assert numbers[1]["mean"] is not None
+
+
+def test_results_stay_where_every_run_is_refused(tmp_path: Path) -> None:
+    table = load_recipe("creff/table1")
+    smoke(table.name, [table.cells[0]], tmp_path)
+    for described in tmp_path.rglob("experiment.toml"):
+        described.write_text(described.read_text().replace("\nseed = ", "\nseed = 7"))
+    before = files(tmp_path)
+    words = ["reproduce", table.name, "--scale", "smoke", "--only", str(table.cells[0])]
+    shown = fedtail(*words, "--out", str(tmp_path))
+    said = "error: its folder holds a run with another 'seed'; choose another --out\n"
+    assert (shown.code, shown.err) == (2, said)
+    assert files(tmp_path) == before
 
 
 def history(*accuracies: float | None) -> list[dict[str, object]]:

@@ -12,10 +12,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from command_line import fedtail
+from command_line import fedtail, write_npz
 from torch import nn
 
 from fedtail import BSM, Arrays, Experiment, FedAvg, FedtailError, Method, Study, compare
+from fedtail.data.sources.npz import Npz
 from fedtail.report import make_lines, read_runs
 from fedtail.report.facts import cautions
 from fedtail.study.lines import Line
@@ -89,6 +90,18 @@ def test_the_same_call_reads_what_is_there(study: Study) -> None:
 def test_other_data_of_the_same_shape_is_refused(study: Study) -> None:
     with pytest.raises(FedtailError, match="its folder holds a run on other data"):
         compare(experiment(data=arrays(1.0)), ONE, out=study.folder)
+
+
+def test_data_that_runs_share_are_loaded_once_to_be_compared(tmp_path: Path) -> None:
+    write_npz(tmp_path / "mine.npz")
+    one = experiment(data=Npz(path=str(tmp_path / "mine.npz")), partition="iid", rounds=1)
+    first = compare(one, ONE, seeds=2, out=tmp_path / "out")
+    load = Npz.load
+    with patch.object(Npz, "load", autospec=True, side_effect=load) as loaded:
+        assert compare(one, ONE, seeds=2, out=tmp_path / "out").to_csv() == first.to_csv()
+    assert loaded.call_count == 1
+    with patch.object(Npz, "load", side_effect=OSError("a disk that is gone")):
+        assert compare(one, ONE, seeds=2, out=tmp_path / "out").to_csv() == first.to_csv()
 
 
 def test_the_files_are_written_where_asked(study: Study, tmp_path: Path) -> None:

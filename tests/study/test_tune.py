@@ -56,6 +56,23 @@ def test_the_score_is_that_of_the_best_trial(held_out: list[str]) -> None:
     assert {record["accuracy"] for record in last} == {None}  # the test set is not looked at
 
 
+def test_a_loss_is_shown_as_it_is(held_out: list[str]) -> None:
+    done = fedtail(*BASE, *held_out, "score=loss", "--method", "fedavg", "--trials", "2")
+    assert done.code == 0, done.err
+    (row,) = found()
+    last = [read_records(path)[-1] for path in Path("out").rglob("metrics.jsonl")]
+    assert row["score"] == min(record["validation"]["loss"] for record in last) > 0
+    assert f" {row['score']:.4f} " in done.out
+
+
+def test_a_database_that_is_none_is_one_sentence(held_out: list[str]) -> None:
+    Path("out").mkdir()
+    Path("out/tune.db").write_text("no database" * 100)
+    said = one_sentence(fedtail(*BASE, *held_out, "--method", "fedavg"))
+    assert said.startswith("'out/tune.db' cannot be used as a database of trials (")
+    assert Path("out/tune.db").read_text() == "no database" * 100
+
+
 def test_a_search_goes_on_where_it_was_stopped(
     held_out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +129,44 @@ def test_runs_that_fail_are_counted(held_out: list[str]) -> None:
     assert "compare them" not in done.out
 
 
+DYING = '''
+import os
+from pathlib import Path
+
+from fedtail import FedAvg, Method
+
+
+@Method.register("dying")
+class Dying(FedAvg):
+    """Ends its process for as long as there is a file called memory."""
+
+    family = "own"
+    paper = "none"
+
+    def aggregate(self, s, found, server):
+        if Path("memory").exists():
+            os._exit(9)
+        return super().aggregate(s, found, server)
+'''
+
+
+def test_a_trial_whose_process_died_is_done_again(
+    held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Method.registry, "_classes", dict(Method.registry._classes))
+    Path("dying.py").write_text(DYING)
+    Path("memory").touch()
+    words = [*BASE, *held_out, "--plugin", "dying.py", "--method", "dying", "--trials", "2"]
+    died = fedtail(*words, "--jobs", "2")
+    assert (died.code, Path("out/tuned.json").exists()) == (1, False)
+    assert "its process ended with exit code 9" in died.err
+    assert died.err.endswith("use fewer --jobs); the same command goes on from here\n")
+    Path("memory").unlink()
+    done = fedtail(*words)
+    assert done.code == 0, done.err
+    assert (found()[0]["trials"], found()[0]["failed"]) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -126,6 +181,8 @@ def test_runs_that_fail_are_counted(held_out: list[str]) -> None:
         (["--method", "fedavg", "--range", "local.lr=0..1:log"], "above zero"),
         (["--method", "fedavg", "--range", "local.lr=a..b"], "is no range"),
         (["--method", "fedavg", "--range", "local.lr=1..2:lin"], "is no range"),
+        (["--method", "ifca", "--range", "clusters=1.2..3.4:int"], "of :int are whole numbers"),
+        (["--method", "ifca", "--range", "clusters=0.3..2:log:int"], "of :int are whole numbers"),
         (["--method", "fedavg", "--range", "local.lr=-1..2"], "local.lr' = -1"),
         (["--method", "fedavg,lr=1"], "did you mean 'local.lr'?"),
     ],
@@ -143,6 +200,14 @@ def test_another_search_in_the_same_folder_is_refused(held_out: list[str]) -> No
     said = one_sentence(fedtail(*command, "--range", "local.lr=0.1..0.2"))
     assert "with another range of 'local.lr'" in said
     assert fedtail(*command, "checkpoint_every=2").code == 0  # which changes no result
+
+
+def test_trials_on_other_data_are_not_mixed(held_out: list[str]) -> None:
+    command = [*BASE, *held_out, "--method", "fedavg"]
+    assert fedtail(*command, "--trials", "1").code == 0
+    write_npz(Path("mine.npz"), x_train=np.zeros((40, 5), np.float32))
+    said = one_sentence(fedtail(*command, "--trials", "2"))
+    assert said == "'out' holds a search of 'fedavg' on other data; choose another --out"
 
 
 def test_clients_that_the_data_have_are_those_of_the_trials(tmp_path: Path) -> None:

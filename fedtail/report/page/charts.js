@@ -191,7 +191,7 @@ function barChart(shape, lines, keys, titles, label) {
       return [bar, whisker, number].filter(known);
     });
   });
-  return figure("groups", "In the last tested round", svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label }, marks, bars));
+  return figure("groups", "Of the model that is shipped", svg("svg", { viewBox: `0 0 ${area.width} ${area.height}`, role: "img", "aria-label": label }, marks, bars));
 }
 
 // One column a class, most frequent first: samples as grey bars, a value as a curve a method.

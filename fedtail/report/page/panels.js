@@ -115,7 +115,7 @@ function groupCurves(data, state, shown, redraw) {
 }
 
 const CLASS_ACCURACY = {
-  file: "classes", caption: "Accuracy in the last tested round", full: 1, title: "accuracy (%)", tick: (v) => Math.round(100 * v), value: (line, c) => line.per_class.mean[c],
+  file: "classes", caption: "Accuracy of the model that is shipped", full: 1, title: "accuracy (%)", tick: (v) => Math.round(100 * v), value: (line, c) => line.per_class.mean[c],
   told: (line, c) => score("accuracy", line.per_class.mean[c]) + (known(line.per_class.std[c]) ? ` ± ${score("accuracy", line.per_class.std[c])}` : ""),
 };
 
