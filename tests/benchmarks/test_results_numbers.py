@@ -120,6 +120,7 @@ def sentences() -> list[str]:
         f"({gain('GBME', 'far above').replace(';', ' points above FedAvg; printed:')})",
         f"with all clients is open ({gain('RedGrape', 'With all clients')})",
         f"under the strongest skew ({gain('FedLC', 'Under strong label skew')})",
+        f"adds to its other parts ({gain('BalanceFL', 'Smooth regularisation')})",
         f"{word(fmean(fedlc))} points on average over the cells with a tail",
         f"(Fashion-MNIST-LT, {skewed} and {milder}); elsewhere it is at most "
         f"{word(ceil(fedlc[-3]))},",
