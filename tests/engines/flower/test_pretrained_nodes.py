@@ -78,6 +78,7 @@ def here(tmp_path: Path) -> Path:
 def words(train: str) -> list[str]:
     return [
         *("run", "--data", "rows.csv", "--model", "hf:bert", "--train", train, "--rounds", "3"),
+        *("--method", "fedavg"),
         *("--clients", "3", "--partition", "iid", "--together", "0", "--workers", "0"),
     ]
 
