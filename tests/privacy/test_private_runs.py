@@ -74,11 +74,14 @@ class Stop(Exception):
     """An interruption."""
 
 
-class StopInTwo(Callback):
-    """Interrupts the run in its second round."""
+class StopIn(Callback):
+    """Interrupts the run when a round is recorded, before its checkpoint."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
 
     def on_round(self, record: Record) -> None:
-        if record["round"] == 2:
+        if record["round"] == self.round:
             raise Stop
 
 
@@ -86,7 +89,7 @@ def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path: Path) -> None:
     experiment = everybody(epsilon=8.0)
     whole = run(experiment)
     with pytest.raises(Stop):
-        run(experiment, out=tmp_path / "run", callbacks=[StopInTwo()])
+        run(experiment, out=tmp_path / "run", callbacks=[StopIn(2)])
     found = run(experiment, out=tmp_path / "run", resume=True)
     assert found.digest == whole.digest
     assert [r["privacy"] for r in found.history] == [r["privacy"] for r in whole.history]
@@ -103,17 +106,6 @@ def test_a_round_that_is_done_again_with_secret_noise_costs_twice(tmp_path: Path
     for result, releases in ((whole, 3), (found, 4)):
         expected = spent({Release(6, 6): releases}, sigma, 1e-5)
         assert result.metrics["privacy"]["epsilon"] == pytest.approx(expected)
-
-
-class StopIn(Callback):
-    """Interrupts the run when a round is recorded, before its checkpoint."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_round(self, record: Record) -> None:
-        if record["round"] == self.round:
-            raise Stop
 
 
 @pytest.mark.parametrize("every", [1, 5])
