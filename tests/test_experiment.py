@@ -293,3 +293,13 @@ def test_devices() -> None:
     )
     with pytest.raises(FedtailError, match=f"device '{missing}' is not available here"):
         choose_device(missing)
+
+
+def test_data_validation_is_the_section() -> None:
+    short = Experiment.model_validate({"data": {"validation": 0.2}})
+    assert short == Experiment(validation=0.2)
+    assert short.validation.share == 0.2
+    named = Experiment.model_validate({"data": {"name": "digits", "validation": 0.2}})
+    assert named == short
+    plain = {"data": {"validation": 0.2}, "validation": {"by": "client"}}
+    assert Experiment.model_validate(plain).validation.by == "client"

@@ -430,44 +430,6 @@ def test_a_kill_after_the_description_changed_leaves_a_run_to_go_on_with(tmp_pat
     assert resumed.digest == run(real(rounds=5, patience=0)).digest
 
 
-def test_schedules_that_depend_on_the_number_of_rounds_are_said(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    class Watch(Callback):
-        def on_warning(self, message: str) -> None:
-            said.append(message)
-
-    method: FedAvg[ModelState] = FedAvg(local=tiny.quick(schedule="cosine"))
-    run(tiny.experiment(method, rounds=1), out=tmp_path / "run")
-    run(tiny.experiment(method, rounds=2), out=tmp_path / "run", resume=True, callbacks=[Watch()])
-    assert said == [
-        "method.local.schedule = cosine: rounds 1 to 1 followed it as a part of 1 rounds, those "
-        "after as a part of 2; a run of 2 rounds from the start would differ"
-    ]
-    said.clear()
-    run(tiny.experiment(rounds=1), out=tmp_path / "plain")
-    run(tiny.experiment(rounds=2), out=tmp_path / "plain", resume=True, callbacks=[Watch()])
-    assert said == []
-
-
-def test_a_last_round_that_was_validated_only_as_such_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    class Watch(Callback):
-        def on_warning(self, message: str) -> None:
-            said.append(message)
-
-    fields: dict[str, Any] = {"validation": 0.2, "keep": "best", "eval_every": 2}
-    for before, rounds, told in ((3, 4, True), (2, 4, False)):
-        folder = tmp_path / str(before)
-        run(tiny.experiment(rounds=before, **fields), out=folder)
-        longer = tiny.experiment(rounds=rounds, **fields)
-        said.clear()
-        run(longer, out=folder, resume=True, callbacks=[Watch()])
-        first = [line for line in said if "was validated because it was the last" in line]
-        assert bool(first) is told
-
-
 # What is refused, and what is said
 
 
@@ -493,16 +455,6 @@ def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(FedtailError) as caught:
         Experiment(**fields)
     assert str(caught.value).startswith(said)
-
-
-def test_data_validation_is_the_section() -> None:
-    short = Experiment.model_validate({"data": {"validation": 0.2}})
-    assert short == Experiment(validation=0.2)
-    assert short.validation.share == 0.2
-    named = Experiment.model_validate({"data": {"name": "digits", "validation": 0.2}})
-    assert named == short
-    plain = {"data": {"validation": 0.2}, "validation": {"by": "client"}}
-    assert Experiment.model_validate(plain).validation.by == "client"
 
 
 def test_a_class_that_nobody_holds_out_is_said() -> None:

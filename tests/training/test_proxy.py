@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from fedtail import (
     IFCA,
-    BalancedSoftmax,
-    Experiment,
-    FedAvg,
     FedtailError,
     LocalTraining,
     Method,
     experts,
-    run,
 )
 from fedtail.data.federation import Federation
 from fedtail.forms import defect
@@ -488,32 +484,3 @@ class TestNoise:
         # Without noise there is nothing to prove.
         silent = PrivateProxyPrior(mechanism="paper", epsilon=math.inf)
         next(silent.survey(model.tensors(), server))
-
-
-def experiment(prior: ClassPrior, **fields: Any) -> Experiment:
-    method: FedAvg[Any] = FedAvg(loss=BalancedSoftmax(), prior=prior, local=tiny.quick())
-    return tiny.experiment(method, tiny.norm_model, **fields)
-
-
-def test_any_prior_based_loss_can_use_it() -> None:
-    result = run(experiment(ProxyPrior()))
-    told = result.state.prior
-    assert told.shape == (tiny.CLASSES,)
-    assert float(told.sum()) == pytest.approx(sum(map(sum, tiny.COUNTS)), rel=1e-5)
-    # Nobody has class 3: its share is the floor, 0.05 / 4, up to the rescaling by the sum.
-    assert float(told[3] / told.sum()) == pytest.approx(0.0125, rel=0.05)
-    assert result.history[0]["method"] == {}
-
-
-def test_without_noise_the_run_is_the_same_bits() -> None:
-    silent = PrivateProxyPrior(epsilon=math.inf)
-    assert run(experiment(silent)).digest == run(experiment(ProxyPrior())).digest
-
-
-def test_the_budget_is_in_the_first_record() -> None:
-    history = run(experiment(PrivateProxyPrior(epsilon=4.0, delta=0.01))).history
-    assert history[0]["method"]["epsilon"] == 4.0
-    assert history[0]["method"]["delta"] == 0.01
-    assert history[0]["method"]["sigma"] == PrivateProxyPrior(epsilon=4.0, delta=0.01).sigma
-    # Released once: nothing is spent later.
-    assert [record["method"] for record in history[1:]] == [{}, {}]
