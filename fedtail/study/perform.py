@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,10 +108,29 @@ def _here(planned: Planned, hear: Hear, overall: Overall, *more: Callback) -> En
     overall.begin(planned)
     watching = [Rounds(partial(hear, planned)), *more]
     if overall.console is None:
-        return settle(planned, watching)
+        with _said_once(overall.warned):
+            return settle(planned, watching)
     with closing(Progress(overall.console, warned=overall.warned)) as progress:
         progress.listen()  # what is said of the data comes before the start
         return settle(planned, [progress, *watching])
+
+
+@contextmanager
+def _said_once(warned: set[str]) -> Iterator[None]:
+    """Keep back what the logger ``fedtail`` is told and an earlier run has warned of."""
+
+    def is_new(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        known = message in warned
+        if record.levelno >= logging.WARNING:
+            warned.add(message)
+        return not known
+
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
 
 
 def _as_it_is_worth(

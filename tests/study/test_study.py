@@ -241,3 +241,10 @@ def test_a_report_of_runs_that_differ_in_data_says_so(study: Study, tmp_path: Pa
     # The same was typed for both: what differs tells them apart.
     labels = [line.label for line in make_lines(read_runs([tmp_path]))]
     assert labels == ["fedavg, partition.alpha=0.1", "fedavg, partition.alpha=0.5"]
+
+
+def test_without_a_console_what_all_runs_warn_of_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compare(experiment(), {"method": ["fedavg", "bsm"]}, seeds=2, jobs=1)
+    assert caplog.text.count("the training data has no tail") == 1
