@@ -187,7 +187,7 @@ def like(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Like]:
     return {name: Like(tuple(t.shape), t.dtype) for name, t in tensors}
 
 
-def defect(payload: Payload, form: Form, announced: int | None) -> str:
+def defect(payload: Payload, form: Form, announced: int | None, quoted: bool = True) -> str:
     """Return what is wrong with an update, in a clause; nothing if it can be used.
 
     Parameters
@@ -198,9 +198,14 @@ def defect(payload: Payload, form: Form, announced: int | None) -> str:
         What was declared.
     announced
         How many samples the client said at the start that it has; none if nobody was told.
+    quoted
+        Whether the clause has the numbers that are wrong, and their limits; where updates are
+        protected they are nobody else's business.
     """
     most = LARGEST if announced is None else announced
-    return _bad_scalars(payload.scalars, form, most) or _bad_tensors(payload.tensors, form, most)
+    return _bad_scalars(payload.scalars, form, most, quoted) or _bad_tensors(
+        payload.tensors, form, most, quoted
+    )
 
 
 def as_stacks(
@@ -258,13 +263,15 @@ def not_finite(payload: Payload) -> str:
     return ""
 
 
-def _bad_scalars(scalars: Mapping[str, Scalar], form: Form, most: float) -> str:
+def _bad_scalars(
+    scalars: Mapping[str, Scalar], form: Form, most: float, quoted: bool = True
+) -> str:
     for name, value in scalars.items():
         if name not in form.scalars:
             return f"sent '{name}', which is not declared"
         found = _bad_scalar(name, value, form.scalars[name], most)
         if found:
-            return found
+            return found if quoted else f"sent a number as {name} that is not what is declared"
     missing = form.scalars.keys() - scalars.keys()
     return _missing(min(missing)) if missing else ""
 
@@ -281,7 +288,7 @@ def _bad_scalar(name: str, value: Scalar, number: Number, most: float) -> str:
     return ""
 
 
-def _bad_tensors(tensors: Mapping[str, Tensor], form: Form, most: float) -> str:
+def _bad_tensors(tensors: Mapping[str, Tensor], form: Form, most: float, quoted: bool) -> str:
     index = {f"{group}/{CLASSES}": classes for group, classes in form.rows.items()}
     odd = tensors.keys() ^ (form.tensors.keys() | index.keys())
     if odd:
@@ -297,7 +304,7 @@ def _bad_tensors(tensors: Mapping[str, Tensor], form: Form, most: float) -> str:
     for name, look in form.tensors.items():
         group = name.partition("/")[0]
         rows = (len(tensors[f"{group}/{CLASSES}"]),) if group in form.rows else ()
-        found = _bad_tensor(name, tensors[name], look, (*rows, *look.shape), most)
+        found = _bad_tensor(name, tensors[name], look, (*rows, *look.shape), most, quoted)
         if found:
             return found
     return ""
@@ -312,7 +319,9 @@ def _bad_index(name: str, index: Tensor, classes: int) -> str:
     return ""
 
 
-def _bad_tensor(name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], most: float) -> str:
+def _bad_tensor(
+    name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], most: float, quoted: bool
+) -> str:
     if tensor.dtype != look.dtype:
         return f"sent {name} as {_kind(tensor)}, not {_word(look.dtype)}"
     if len(tensor.shape) != len(shape) or any(
@@ -327,7 +336,8 @@ def _bad_tensor(name: str, tensor: Tensor, look: Like, shape: tuple[int, ...], m
     # A sum of counts cannot overflow: each is at most `most` first.
     bound = most if look.counted else look.high
     if low < look.low or high > bound or (look.counted and float(tensor.sum()) > most):
-        return f"sent {name} with numbers from {low:g} to {high:g}, not {look.low:g} to {bound:g}"
+        seen = f"from {low:g} to {high:g}, not {look.low:g} to {bound:g}"
+        return f"sent {name} with numbers {seen if quoted else 'out of range'}"
     return ""
 
 

@@ -107,8 +107,8 @@ class Runtime:
         if side is None or clock.phase == "test":
             return answer
         declared = self.declared(task)
-        # Nobody can look at it later.
-        reason = defect(answer, declared, self.federation.size(client.id))
+        # Nobody can look at it later, and what is wrong with it is told to the server.
+        reason = defect(answer, declared, self.federation.size(client.id), quoted=False)
         if reason:
             raise Withheld(reason)
         with _withholding():

@@ -156,6 +156,30 @@ def test_nobody_is_named_where_cohorts_are_secret() -> None:
         run(experiment)
 
 
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"model/3.bias": torch.full((4,), 1e30)}, "sent model/3.bias with numbers out of range"),
+        ({"samples": 123_456}, "sent a number as samples that is not what is declared"),
+    ],
+)
+def test_numbers_of_an_update_that_is_refused_are_not_told(
+    wrong: dict[str, Any], said: str
+) -> None:
+    class Wrong(FedAvg[Any]):
+        def reply(self, run: Any) -> Payload:
+            right = super().reply(run)
+            return Payload(
+                {name: wrong.get(name, t) for name, t in right.tensors.items()},
+                {name: wrong.get(name, value) for name, value in right.scalars.items()},
+            )
+
+    experiment = tiny.experiment(Wrong(), rounds=1, privacy=Privacy(epsilon=8.0))
+    with pytest.raises(RunStopped) as stopped:
+        run(experiment)
+    assert str(stopped.value).endswith(f"of a client: {said})")
+
+
 def test_without_noise_worth_mentioning_it_is_the_equal_average_of_clipped_changes() -> None:
     # A huge budget, and a clip that nothing reaches: FedAvg whose clients weigh the same, up to the
     # grid of 2^-16 on which changes lie.
