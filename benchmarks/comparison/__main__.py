@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.comparison.gather import entry, protocol_of
 from benchmarks.comparison.overview import needs_server_data
-from benchmarks.comparison.plan import PROTOCOLS, cells, known, missing, planned
+from benchmarks.comparison.plan import PROTOCOLS, cells, known, missing, planned, trials_of
 from benchmarks.results_file import RESULTS, readable
 from fedtail.described import load_experiment, make_experiment
 from fedtail.errors import FedtailError
@@ -28,8 +28,6 @@ from fedtail.study.spec import safe_name, split_spec
 from fedtail.study.study import compare
 from fedtail.study.tune import Found, tune
 
-TRIALS = {"f": 8, "p": 8, "s": 4, "c": 0, "r": 8, "n": 4}
-"""None at all: the rate of the protocol and what else a method does by default."""
 SEEDS = {"f": 5, "p": 5, "s": 3, "c": 2, "r": 5, "n": 3}
 RANGES = {
     "closed-form,head=ridge": {"method.head.rho": "0.03..30:log"},
@@ -89,7 +87,7 @@ def do(cell: str, method: str, folder: Path, to: Path) -> None:
     """Measure one method in one cell and keep it, if no other process is at it; say what became."""
     try:
         with locked(folder):
-            found = measured(cell, typed(cell, method), folder)
+            found = measured(cell, method, folder)
     except FedtailError as error:
         print(f"{cell} {method}: {error}", flush=True)
         return
@@ -102,8 +100,9 @@ def typed(cell: str, method: str) -> str:
     return SMALLER.get((cell.partition("_if")[0], method), method)
 
 
-def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
+def measured(cell: str, asked: str, folder: Path) -> dict[str, Any]:
     """Tune one method on seed 0 of a cell, and run the best values on the seeds that count."""
+    method = typed(cell, asked)
     described = load_experiment(PROTOCOLS / f"{cell}.toml")
     # Gradients of a hundred classes make checkpoints of 50 MB, and a lost run is a minute. Tests of
     # every validated round took 30 % of FedAvg's time on S, and 16 % on MIT-BIH.
@@ -111,14 +110,13 @@ def measured(cell: str, method: str, folder: Path) -> dict[str, Any]:
     if needs_server_data(method):
         fields["server_per_class"] = SERVER_PER_CLASS
     experiment = make_experiment({**described, **fields})
-    letter = protocol_of(cell)
     tuned = Found(method, method, None, 0, 0, 0)
-    if trials := TRIALS[letter]:
+    if trials := trials_of(cell, asked):
         ranges, out = RANGES.get(method, {}), folder / "tune"
         tuned = tune(experiment, [method], trials=trials, ranges=ranges, out=out, jobs=1).found[0]
         if tuned.score is None:
             raise FedtailError("no trial came to its end")
-    seeds = range(1, 1 + SEEDS[letter])
+    seeds = range(1, 1 + SEEDS[protocol_of(cell)])
     choices = {"method": [tuned.words]}
     study = compare(experiment, choices, seeds=seeds, out=folder / "seeds", jobs=1)
     return entry(tuned, study)

@@ -14,11 +14,11 @@ from typing import Any
 import matplotlib
 
 from benchmarks.comparison import draws, scores
-from benchmarks.comparison.__main__ import SMALLER, TRIALS
+from benchmarks.comparison.__main__ import SMALLER
 from benchmarks.comparison.gather import protocol_of
 from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
+from benchmarks.comparison.plan import TRIALS, current, is_old, planned, trials_of
 from benchmarks.comparison.plan import cells as all_cells
-from benchmarks.comparison.plan import current, is_old, planned
 from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
 from benchmarks.results_file import RESULTS
 from fedtail.study.paired import difference
@@ -54,6 +54,7 @@ SAID = {
 }
 SHOWN = ("balanced_accuracy", "few")
 OLD = "†"
+UNTUNED = "‡"
 
 
 def read(folder: str = "comparison") -> dict[str, Cell]:
@@ -102,7 +103,7 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
     lines = [
         f"## {TITLES[letter]}",
         "",
-        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}{old(mine)}",
+        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}{marks(mine)}",
         "",
         table(mine),
         "",
@@ -138,14 +139,23 @@ def smaller(cells: Mapping[str, Cell]) -> str:
     return "".join(said)
 
 
-def old(cells: Mapping[str, Cell]) -> str:
-    """Say what the mark of a result means that is to be made again, where the table has one."""
-    if not any(is_old(name, m, entry) for name, cell in cells.items() for m, entry in cell.items()):
-        return ""
-    return (
-        f" {OLD}: found with random trials, each method's own; to be made again with trials that "
-        "are spread evenly, at the same rates for all."
-    )
+def marks(cells: Mapping[str, Cell]) -> str:
+    """Say what the marks of results mean, where the table has them."""
+    shown = {mark(name, m, entry) for name, cell in cells.items() for m, entry in cell.items()}
+    said = {
+        OLD: "found with random trials, each method's own; to be made again with trials that are "
+        "spread evenly, at the same rates for all.",
+        UNTUNED: "not tuned: the rate of the file, which is the one that was found for FedAvg, and "
+        "what else the method does by default.",
+    }
+    return "".join(f" {each}: {words}" for each, words in said.items() if each in shown)
+
+
+def mark(cell: str, method: str, entry: Mapping[str, Any]) -> str:
+    """Return what a result is marked with in a table."""
+    if is_old(cell, method, entry):
+        return OLD
+    return UNTUNED if trials_of(cell, method) < TRIALS[protocol_of(cell)] else ""
 
 
 def averages(cell: Cell, key: str) -> dict[str, float]:
@@ -175,8 +185,8 @@ def table(cells: Mapping[str, Cell]) -> str:
             kept = cell[method]["kept"] if method in cell else {}
             known = [key for key in SHOWN if key in kept and None not in kept[key]]
             pair = [_score(kept[key], best[name, key]) for key in known]
-            mark = OLD if method in cell and is_old(name, method, cell[method]) else ""
-            shown.append(" / ".join(pair) + mark or "–")
+            sign = mark(name, method, cell[method]) if method in cell else ""
+            shown.append(" / ".join(pair) + sign or "–")
         rows.append(f"| {marked(method)} | {' | '.join(shown)} |")
     return "\n".join(rows)
 

@@ -33,6 +33,8 @@ SHORTLIST = (
     *("fedavg", "slac", "bsm", "lade", "balancefl", "creff", "redgrape", "gbme", "fedlc", "ccvr"),
     *("rucr", "fedloge", "fedetf", "gbme-p", "centralised"),
 )
+TRIALS = {"f": 8, "p": 8, "s": 4, "c": 0, "r": 8, "n": 4}
+"""Of each method; none at all: the rate of the file and what else a method does by default."""
 LEFT_OUT = {"clip2fl", "probe"}
 """Not compared: what a pretrained teacher knows of classes, others must learn; a probe is none."""
 NEED_IMAGES = {"fedyoyo", "paco"}
@@ -64,6 +66,12 @@ def planned(cell: str) -> tuple[str, ...]:
     return (*first, *sorted(others))
 
 
+def trials_of(cell: str, method: str) -> int:
+    """Return how many trials a method has in a cell: on S only those of the shortlist have some."""
+    letter = protocol_of(cell)
+    return 0 if letter == "s" and method not in SHORTLIST else TRIALS[letter]
+
+
 def missing(results: Path) -> list[tuple[str, str]]:
     """Return what is planned and has no result, or one to be made again; what few cells have, last.
 
@@ -87,9 +95,8 @@ def current(cell: str, found: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 def is_old(cell: str, method: str, entry: Mapping[str, Any]) -> bool:
     """Whether a result was found with random trials where it is to be made with even ones."""
-    tuned = protocol_of(cell) != "c"
-    anew = cell.startswith(ANEW) or (tuned and method in GAPS)
-    return anew and entry.get("draws") != DRAWS
+    anew = cell.startswith(ANEW) or method in GAPS
+    return trials_of(cell, method) > 0 and anew and entry.get("draws") != DRAWS
 
 
 def known(path: Path) -> dict[str, dict[str, Any]]:

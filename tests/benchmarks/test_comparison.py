@@ -178,8 +178,23 @@ def test_results_of_random_trials_are_made_again_where_all_are(tmp_path: Path) -
 
     shown = {"n_fashion_mnist": {"slac": entry(), "bsm": entry(draws="even")}}
     assert page.table(shown).splitlines()[2:] == ["| `slac` | **50.0**† |", "| `bsm` | **50.0** |"]
-    assert page.old(shown).startswith(" †: ")
-    assert page.old({"n_fashion_mnist": {"bsm": entry(draws="even")}}) == ""
+    assert page.marks(shown).startswith(" †: ")
+    assert page.marks({"n_fashion_mnist": {"bsm": entry(draws="even")}}) == ""
+
+
+def test_beyond_the_shortlist_nothing_is_tuned_on_s(tmp_path: Path) -> None:
+    cell, few = "s_fashion_mnist_dir0.5", {"kept": {"balanced_accuracy": [0.5], "few": [0.2]}}
+    assert [plan.trials_of(cell, method) for method in ("bsm", "ldam")] == [4, 0]
+    assert [plan.trials_of("f_cifar10_if100_dir0.5", method) for method in ("bsm", "ldam")] == [
+        8,
+        8,
+    ]
+    shown = {cell: {"bsm": {**few, "draws": "even"}, "ldam": {**few, "draws": None}}}
+    for method, entry in shown[cell].items():
+        keep(tmp_path / f"{cell}.json", method, entry)
+    assert not {(cell, "bsm"), (cell, "ldam")} & set(plan.missing(tmp_path))  # neither anew
+    assert page.table(shown).splitlines()[-1] == "| `ldam` | **50.0** / **20.0**‡ |"
+    assert page.marks(shown).startswith(" ‡: not tuned")
 
 
 def test_what_draws_change_by_hand() -> None:
