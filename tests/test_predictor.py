@@ -237,7 +237,8 @@ def test_where_a_class_is_left_out_labels_stay_as_they_were_given(tmp_path: Path
     assert set(model.predict(TABLE[80:][test]).tolist()) <= {0, 2}
     assert model.score(TABLE[80:][test], Y[80:][test]) == result.metrics["accuracy"]
     np.savez(tmp_path / "new.npz", x=TABLE[80:][test], y=Y[80:][test])
-    told = fedtail("predict", str(tmp_path / "run"), str(tmp_path / "new.npz"))
+    words = [str(tmp_path / "run"), str(tmp_path / "new.npz"), "--out", str(tmp_path / "out.csv")]
+    told = fedtail("predict", *words)
     assert f"accuracy {result.metrics['accuracy']:.4f}" in told.out + told.err
 
 
