@@ -210,7 +210,7 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from leaves(inner, *path, name)
 
 
-TAKES = {("tune",): "compare", ("doctor",): "run"}
+TAKES: dict[tuple[str, ...], str] = {("tune",): "compare", ("doctor",): "run"}
 """Commands that take flags of another one, and whose section tells only the others."""
 
 
