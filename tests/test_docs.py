@@ -210,7 +210,7 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from leaves(inner, *path, name)
 
 
-TAKES = {("tune",): "compare", ("doctor",): "run"}
+TAKES: dict[tuple[str, ...], str] = {("tune",): "compare", ("doctor",): "run"}
 """Commands that take flags of another one, and whose section tells only the others."""
 
 
@@ -227,6 +227,40 @@ def test_the_command_line_reference_has_every_flag_and_no_other() -> None:
         shared_flags = options(TAKES[path]) if path in TAKES else set()
         told = set(re.findall(r"^\| `(--[\w-]+)", section, flags=re.MULTILINE))
         assert told == options(*path) - shared_flags
+
+
+@pytest.mark.parametrize("path", sorted(TAKES))
+def test_a_command_that_takes_flags_of_another_one_says_which_it_does_not(
+    path: tuple[str, ...],
+) -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    section = page.split(f"## `fedtail {' '.join(path)}", 1)[1].split("\n## ", 1)[0]
+    said = re.search(
+        rf"^It takes the flags of `{TAKES[path]}` but ((?:`--[\w-]+`[,\s]*(?:and )?)+)",
+        section,
+        re.M,
+    )
+    assert said is not None
+    assert set(re.findall(r"--[\w-]+", said[1])) == options(TAKES[path]) - options(*path)
+
+
+def test_the_reference_has_every_file_of_a_run_and_every_key_of_its_records(tmp_path: Path) -> None:
+    experiment = fedtail.Experiment(
+        clients=4, rounds=1, validation=0.2, tail="exponential", method="fedavg"
+    )
+    private = {"epsilon": 8.0, "simulated": True}
+    for name, one in {
+        "plain": experiment,
+        "private": experiment.but(validation=0, privacy=private),
+    }.items():
+        fedtail.run(one, out=tmp_path / name)
+        told = (DOCS / "reference" / "run-folder.md").read_text(encoding="utf-8")
+        files = {path.name for path in (tmp_path / name).iterdir()}
+        assert {file for file in files if f"`{file}" not in told} == {"model.safetensors.sha256"}
+        page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+        record = read_records(tmp_path / name / "metrics.jsonl")[-1]
+        keys = {*record, *record.get("privacy", {})}
+        assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
 def row(name: str, cls: type[Config]) -> str:
