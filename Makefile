@@ -14,7 +14,7 @@ NUMERIC := $(addprefix tests/,losses methods metrics models privacy training) \
   --ignore-glob "tests/privacy/test_secure_*" --ignore-glob "tests/models/test_pretrained*"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-flower test test-slow lint bench lists pages docs clean
+.PHONY: help demo demo-flower test test-slow test-oldest lint bench lists pages docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,13 @@ test-slow: $(STAMP)  ## the heavier tests too
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python tests/mutation.py --sample 8
+
+test-oldest:  ## what a user does first, with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv .venv-oldest
+	$(PYTHON) tests/oldest.py > .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/oldest.txt --editable . \
+	  hypothesis pytest pytest-timeout pytest-xdist
+	.venv-oldest/bin/python -m pytest -n 2 -W default tests/cli tests/data tests/report tests/losses tests/metrics
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -74,4 +81,4 @@ docs: $(STAMP)  ## build the documentation site; a warning is an error, as in `m
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove everything that was installed or built here
-	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-oldest site dist .mypy_cache .ruff_cache .pytest_cache
