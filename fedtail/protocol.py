@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ class Server:
         if plain is not None and not isinstance(plain, Scalar):
             kind = type(value).__name__
             raise TypeError(f"server.log({name!r}, ...) takes one number or text, not a {kind}")
-        self.logged[name] = plain
+        self.logged[name] = cast(Scalar, plain)
 
 
 @dataclass(frozen=True)
