@@ -66,6 +66,9 @@ class Config(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
+    keeps: ClassVar[str] = ""
+    """Where that is kept which does not belong on an object of the class, in a clause."""
+
     def __init__(self, /, **fields: Any) -> None:
         with _one_sentence():
             super().__init__(**fields)
@@ -98,6 +101,8 @@ class Config(BaseModel):
 
     def _frozen(self, name: str) -> FedtailError:
         kind = type(self).__name__
+        if name not in type(self).model_fields:
+            return FedtailError(f"{kind} has no field '{name}', and is frozen{self.keeps}")
         return FedtailError(f"'{name}' is frozen: make another {kind} with .but({name}=...)")
 
     @model_validator(mode="wrap")

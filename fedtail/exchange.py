@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fedtail.engines.base import Dropped, Engine, Replies
 from fedtail.errors import RunStopped, blaming
-from fedtail.protocol import Exchange, Server
+from fedtail.protocol import Exchange, Server, Task
 
 S = TypeVar("S")
 EMPTY_ROUNDS = 3
@@ -63,13 +64,23 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
     if all its clients raised, the run stops.
     """
     answer: Any = None  # what starts a generator
+    where = f"server half, round {server.round}"
     while True:
         try:
-            with blaming(f"server half, round {server.round}"):
-                tasks = exchange.send(answer)
+            with blaming(where):
+                tasks = _generator(exchange).send(answer)
         except StopIteration as stop:
             new: S = stop.value
+            with blaming(where):
+                if new is None and state is not None:
+                    raise TypeError(
+                        "the round's new state is None: is a 'return' missing?"
+                    ) from None
             return new
+        wrong = _wrong(tasks, server)
+        if wrong:
+            with blaming(where):  # at its `yield`, so that the traceback has the line
+                exchange.throw(TypeError(wrong))
         replies = engine.perform(tasks, server.round, server.rounds)
         ledger.add(replies)
         if tasks and not replies.found.clients:
@@ -81,6 +92,25 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
             exchange.close()
             return state
         answer = replies.found
+
+
+def _generator(exchange: Exchange[S]) -> Exchange[S]:
+    if not hasattr(exchange, "send"):
+        kind = type(exchange).__name__
+        raise TypeError(f"an exchange yields lists of tasks and returns a state; this is a {kind}")
+    return exchange
+
+
+def _wrong(tasks: Any, server: Server) -> str:
+    """Return what is wrong with what a method yielded; nothing if it can be done."""
+    if not isinstance(tasks, Sequence) or not all(isinstance(task, Task) for task in tasks):
+        return f"an exchange yields lists of tasks, not a {type(tasks).__name__}"
+    known = server.clients if isinstance(server.clients, range) else frozenset(server.clients)
+    for task in tasks:
+        number = isinstance(task.client, int) or hasattr(task.client, "__index__")
+        if not number or operator.index(task.client) not in known:
+            return f"task '{task.action}' is for client {task.client!r}, and there is none"
+    return ""
 
 
 def first_reason(dropped: Sequence[Dropped], hides: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,7 @@ def run(
         The history, the model and the last state.
     """
     must_be_experiment(experiment)
+    callbacks = _as_list(callbacks)
     folder = None if out is None else RunFolder(Path(out))
     if resume and folder is None:
         raise FedtailError("resume needs the run folder: run(experiment, out=..., resume=True)")
@@ -116,6 +118,18 @@ def run(
         return Loop(setting, engine, folder, watchers, budget, [*remarks, *odd], together).run(
             resume
         )
+
+
+def _as_list(callbacks: object) -> list[Callback]:
+    """Return what is to watch, or refuse what cannot be told anything."""
+    given: list[object] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    watching = [callback for callback in given if isinstance(callback, Callback)]
+    if len(watching) < len(given) or not isinstance(callbacks, Iterable):
+        raise FedtailError(
+            f"callbacks={callbacks!r} is refused: give a list of objects of classes that "
+            "derive from fedtail.Callback, such as [Mine()]"
+        )
+    return watching
 
 
 @dataclass
@@ -190,7 +204,7 @@ class Loop:
             record = self.record(number, state, server, ledger, began)
             history.append(record)
             for callback in self.callbacks:
-                callback.on_round(record)
+                callback.on_round(copy.deepcopy(record))  # what it does to it is its own affair
             last = self.is_last(number) or "stopped" in record
             snapshot = self.snapshot(number, state, record, last)
             for callback in self.callbacks:

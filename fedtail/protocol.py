@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -156,7 +156,14 @@ class Server:
 
         What `setup` logs stands in the line of round 1.
         """
-        self.logged[name] = value
+        try:
+            plain: Any = value.item() if hasattr(value, "item") else value
+        except (RuntimeError, ValueError):  # a tensor or an array of several numbers
+            plain = value
+        if plain is not None and not isinstance(plain, Scalar):
+            kind = type(value).__name__
+            raise TypeError(f"server.log({name!r}, ...) takes one number or text, not a {kind}")
+        self.logged[name] = cast(Scalar, plain)
 
 
 @dataclass(frozen=True)

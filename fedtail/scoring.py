@@ -108,7 +108,12 @@ class Scoring:
             network = shipped_network(model, self.setting.model, self.setting.base)
             jury = Jury(self.setting.validators, self.judged)
             exchange = finish.exchange(model, network, server, jury)
-            return drive(exchange, model, self.engine, server, ledger)
+            return drive(exchange, model, self.engine, self.with_validators(server), ledger)
+
+    def with_validators(self, server: Server) -> Server:
+        """Return a server that may ask those too who only hold samples out."""
+        beyond = max(self.setting.validators, default=-1) + 1
+        return replace(server, clients=range(max(len(server.clients), beyond)))
 
     def judged(self, right: Sequence[int], samples: Sequence[int], loss: float) -> float | None:
         """Return the score that the run's rounds are compared by, the larger the better."""
@@ -124,7 +129,9 @@ class Scoring:
         clients = self.setting.validators
         with self.forgotten(server, "after"):
             exchange = asked(model, clients)
-            found: Reduced | None = drive(exchange, nobody, self.engine, server, ledger)
+            found: Reduced | None = drive(
+                exchange, nobody, self.engine, self.with_validators(server), ledger
+            )
         self.warn_after(server, ledger.dropped)
         groups, counts = self.setting.experiment.groups, self.setting.class_counts
         costs = ledger.traffic.values()

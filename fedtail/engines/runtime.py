@@ -104,6 +104,12 @@ class Runtime:
         if not isinstance(answer, Payload):
             kind = type(answer).__name__
             raise TypeError(f"'{task.action}' of '{self.method.name}' returns {kind}, no Payload")
+        for name, kept in state.items():
+            if not isinstance(kept, Tensor):
+                kind = type(kept).__name__
+                raise TypeError(
+                    f"client.state[{name!r}] is a {kind}, no tensor, after '{task.action}'"
+                )
         if side is None or clock.phase == "test":
             return answer
         declared = self.declared(task)

@@ -113,6 +113,7 @@ class Method(Component, Generic[S]):
     """
 
     registry: ClassVar[Registry[Method[object]]] = Registry("method")
+    keeps: ClassVar[str] = ": what is remembered stands in the server's state, or in client.state"
     family: ClassVar[str]
     paper: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()

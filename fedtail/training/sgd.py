@@ -20,6 +20,11 @@ ENGINE: Any = torch.autograd.Variable._execution_engine
 
 def differentiate(loss: Tensor) -> None:
     """Do what `torch.autograd.backward` does, whose checks take a third of a small step's time."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss of a batch is a {type(loss).__name__}: is a 'return' missing?")
+    if loss.ndim and loss.numel() != 1:
+        shape = tuple(loss.shape)
+        raise TypeError(f"the loss of a batch is one number, not a tensor of shape {shape}")
     if loss.ndim or not loss.is_cpu:
         torch.autograd.backward(loss)
         return
