@@ -124,7 +124,7 @@ def test_its_labels_may_be_names_and_its_clients_natural() -> None:
         (Endless(), "the training data set has no length or no places"),
         (Pairs(X[:0], Y[:0]), "the training data set has no local data"),
         (Pairs(np.array(["a", "b"]), Y), "has inputs that are no tensors, arrays or images"),
-        (Pairs([X[0], X[1, :2]], Y), r"has inputs of different shapes, such as"),  # type: ignore[arg-type]
+        (Pairs([X[0], X[1, :2]], Y), r"has inputs of different shapes, such as"),
         (Pairs(X, Y + 0.9), "torch, y_train: labels must be whole numbers, got float64 values"),
         (Pairs(X, [None] * 90), "y_train: labels must be whole numbers, got object values"),
         (
