@@ -194,9 +194,10 @@ class Setting:
                 f"no client holds a sample of class {named}, which is tested: it cannot be learned"
             )
         if not has_tail(self.class_counts):
+            scored = any(self.experiment.groups.assign(self.class_counts).values())
             said.append(
-                "the training data has no tail, all classes have about as many samples: "
-                "many, medium and few are not scored"
+                "the training data has no tail, all classes have about as many samples"
+                + ("" if scored else ": many, medium and few are not scored")
             )
         return said
 
@@ -392,9 +393,11 @@ def prepare(experiment: Experiment) -> Setting:
     to_device((base, model), device, images, experiment.precision)
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     tokens = not taken.is_floating_point()
+    check_bytes(dataset, tokens)
     federation = Federation(dataset, parts, experiment.augment, device, images, held, tokens)
     check_normalisation(federation, experiment)
     setting = Setting(experiment, dataset, split, federation, base, model, device)
+    experiment.groups.assign(setting.class_counts)  # refuses classes that are not there
     check_finish(setting)
     setting.check_traffic()
     return setting
@@ -407,6 +410,16 @@ def check_normalisation(federation: Federation, experiment: Experiment) -> None:
             f"data.normalisation = '{federation.asks}' asks clients for sums of their inputs, which"
             " differential privacy does not cover: give data.mean and data.std, or"
             " data.normalisation=none"
+        )
+
+
+def check_bytes(dataset: Dataset, tokens: bool) -> None:
+    """Refuse bytes in one set and other numbers in the other: they would not count alike."""
+    kinds = [str(held.x.dtype).removeprefix("torch.") for held in (dataset.train, dataset.test)]
+    if not tokens and kinds[0] != kinds[1] and "uint8" in kinds:
+        raise FedtailError(
+            f"training inputs are {kinds[0]} and test inputs {kinds[1]}: bytes (uint8) count 0 to "
+            "1 and all other numbers as they are, so give both as bytes, or neither"
         )
 
 

@@ -27,7 +27,7 @@ TOLD = "inputs"
 SUMS = "sums"
 AT_ONCE = 4096
 """Samples that are added up at a time."""
-CONSTANT = 1e-8
+CONSTANT = 1e-7
 """A deviation below this part of the mean is rounding: such values are only shifted."""
 
 
@@ -90,7 +90,8 @@ def constants_of(sums: Tensors, frame: Tensors) -> tuple[Tensor, Tensor]:
     spread = (sums["square"].double() / count - centre.square()).clamp_min(0).sqrt()
     mean = frame["shift"] + frame["scale"] * centre
     std = frame["scale"] * spread
-    return mean, torch.where(std > CONSTANT * (1 + mean.abs()), std, 1.0)
+    # Of the mean alone: in which unit something is measured makes no difference.
+    return mean, torch.where(std > CONSTANT * (mean.abs() + frame["shift"].abs()), std, 1.0)
 
 
 def with_constants(tasks: Sequence[Task], federation: Federation) -> Sequence[Task]:

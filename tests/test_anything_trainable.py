@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedtail, one_sentence
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -82,7 +83,7 @@ def test_a_network_that_takes_neither_is_refused_with_what_it_says_of_numbers() 
 
 
 class Pairs(Dataset[Any]):
-    def __init__(self, x: np.ndarray, y: Any) -> None:
+    def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
 
     def __len__(self) -> int:
@@ -123,7 +124,7 @@ def test_its_labels_may_be_names_and_its_clients_natural() -> None:
         (Endless(), "the training data set has no length or no places"),
         (Pairs(X[:0], Y[:0]), "the training data set has no local data"),
         (Pairs(np.array(["a", "b"]), Y), "has inputs that are no tensors, arrays or images"),
-        (Pairs([X[0], X[1, :2]], Y), r"has inputs of different shapes, such as"),  # type: ignore[arg-type]
+        (Pairs([X[0], X[1, :2]], Y), r"has inputs of different shapes, such as"),
         (Pairs(X, Y + 0.9), "torch, y_train: labels must be whole numbers, got float64 values"),
         (Pairs(X, [None] * 90), "y_train: labels must be whole numbers, got object values"),
         (
@@ -231,3 +232,13 @@ def test_wrong_weights_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(FedtailError, match=said):
             build({"name": "digits_cnn", "weights": str(tmp_path / name)}, (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("LA", 1), ("RGB", 3)])
+def test_images_of_any_mode_are_grey_or_colours(mode: str, channels: int) -> None:
+    image = Image.new("RGB", (5, 6), (10, 200, 30)).convert(mode)
+    dataset = TorchData(Pairs([image] * 20, [0, 1] * 10)).load()
+    assert dataset.input_shape == (channels, 6, 5)
+    plain = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    found = dataset.train.x[torch.tensor([0])][0]
+    assert np.array_equal(found.permute(1, 2, 0).squeeze(-1).numpy(), plain)

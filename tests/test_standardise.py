@@ -176,3 +176,18 @@ def test_a_resumed_run_normalises_as_it_began(lost: bool, tmp_path: Path) -> Non
     assert again.digest == whole.digest
     assert again.model.file == whole.model.file
     assert (tmp_path / "whole" / "model.json").exists()
+
+
+def test_the_unit_of_a_feature_makes_no_difference() -> None:
+    x = KINDS["vectors"]
+    mean, std = constants(run(experiment(x, rounds=1)))
+    small = constants(run(experiment((x * 1e-12).astype(np.float32), rounds=1)))
+    np.testing.assert_allclose(small[0], mean * 1e-12, rtol=1e-5)
+    np.testing.assert_allclose(small[1], std * 1e-12, rtol=1e-5)
+
+
+def test_what_does_not_vary_is_shifted_only_however_large_or_small() -> None:
+    x = np.tile(np.array([0.0, 1e-12, 0.1, 1e6 + 0.1], np.float32), (60, 1))
+    mean, std = constants(run(experiment(x, rounds=1)))
+    np.testing.assert_allclose(mean, x[0], rtol=1e-6)
+    assert std.tolist() == [1.0] * 4

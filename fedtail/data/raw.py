@@ -6,6 +6,7 @@ Every source ends here, so that a rule about layout, labels or clients is writte
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -131,7 +132,7 @@ def numbered(raw: Raw, where: str) -> Raw:
     """Return arrays whose labels are numbers: names stand for their places among the classes."""
     labels = {"y_train": raw.y_train, "y_test": raw.y_test}
     text = {
-        key: array.astype(str)
+        key: _as_names(array)
         for key, value in labels.items()
         if value is not None
         if _are_names(array := as_numpy(value, f"{where}, {key}"))
@@ -142,6 +143,8 @@ def numbered(raw: Raw, where: str) -> Raw:
     if odd:
         raise FedtailError(f"{where}: {odd} holds numbers, but other labels are names")
     names = _names(raw.classes, f"{where}, classes")
+    if twice := _twice(names or []):
+        raise FedtailError(f"{where}: labels are names, and two classes are called '{twice}'")
     found = np.unique(np.concatenate(list(text.values())))
     classes = names or [str(name) for name in found]
     unknown = sorted(set(found.tolist()) - set(classes))
@@ -182,7 +185,18 @@ def _are_names(labels: np.ndarray) -> bool:
         return False
     if labels.dtype.kind == "O":
         return bool(labels.size) and all(isinstance(label, str) for label in labels.ravel())
-    return labels.dtype.kind in "US"
+    return labels.dtype.kind in "UST"
+
+
+def _as_names(array: np.ndarray) -> np.ndarray:
+    """Return names as text: they come as objects (from pandas), bytes or strings."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array.astype(object).astype(str)  # NumPy's own text has no other way
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def _tell_gaps(where: str, *labels: Tensor) -> None:
@@ -227,6 +241,9 @@ def without_classes(dataset: Dataset, names: Sequence[str], where: str) -> Datas
     if len(kept) < 2:
         raise FedtailError(f"{where}: data.drop leaves fewer than two classes")
     train, test = (_of_classes(part, kept) for part in (dataset.train.y, dataset.test.y))
+    if not len(train) or not len(test):
+        part = "test" if len(train) else "training"
+        raise FedtailError(f"{where}: data.drop leaves no sample in the {part} set")
     number = torch.full((dataset.num_classes,), -1)
     number[kept] = torch.arange(len(kept))
     return replace(
@@ -369,12 +386,19 @@ def _channels_first(x: Array) -> Array:
 def _clients(raw: Raw, where: str) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
     """Return clients as numbers from 0, those with training data first, and their names."""
     if raw.client_train is None:
+        if raw.client_test is not None:
+            raise FedtailError(f"{where}: client_test is given, but no client_train")
         return None, None, ()
     train = _owners(raw.client_train, len(raw.y_train), f"{where}, client_train")
     ids = np.unique(train)
     test = None
     if raw.client_test is not None and raw.y_test is not None:
         test = _owners(raw.client_test, len(raw.y_test), f"{where}, client_test")
+        if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
+            raise FedtailError(
+                f"{where}: of client_train and client_test one holds names and one numbers: give "
+                "both alike"
+            )
         ids = np.concatenate([ids, np.setdiff1d(test, ids)])
     names = _client_names(ids, raw.clients, where)
     return _renumbered(train, ids), None if test is None else _renumbered(test, ids), names
@@ -384,7 +408,9 @@ def _owners(values: Sequence[str] | Array, length: int, where: str) -> np.ndarra
     owners = as_numpy(values, where)
     if owners.shape != (length,):
         raise FedtailError(f"{where}: shape {owners.shape}, but there are {length} samples")
-    if owners.dtype.kind not in "uiUS":
+    if _are_names(owners):
+        return _as_names(owners)
+    if owners.dtype.kind not in "ui":
         raise FedtailError(f"{where}: clients must be whole numbers or names, got {owners.dtype}")
     return owners
 
@@ -398,7 +424,10 @@ def _client_names(
     odd = next((value for value in ids.tolist() if not 0 <= value < len(known)), None)
     if odd is not None:
         raise FedtailError(f"{where}: client {odd} is beyond the {len(known)} names in clients")
-    return tuple(known[value] for value in ids)
+    chosen = tuple(known[value] for value in ids)
+    if twice := _twice(chosen):
+        raise FedtailError(f"{where}: two clients are called '{twice}' in clients")
+    return chosen
 
 
 def _renumbered(owners: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -159,9 +159,15 @@ class Split:
         except ValidationError as error:
             raise FedtailError(sentence(error, "recipe")) from error
         split = from_recipe(recipe, labels, num_classes, owner)
-        if split.digest != content["digest"]:
+        # Where positions do not depend on labels, as with `iid`, counts tell these from others.
+        rows = content.get("counts")
+        same = rows is None or rows == split.counts.tolist()
+        if split.digest != content["digest"] or not same:
+            what = (
+                "its counts differ" if split.digest == content["digest"] else "its digest differs"
+            )
             raise FedtailError(
-                "the split cannot be rebuilt: its digest differs, so the labels are not those it "
+                f"the split cannot be rebuilt: {what}, so the labels are not those it "
                 "was made from, or another version of fedtail or NumPy made it"
             )
         return split

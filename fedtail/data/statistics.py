@@ -87,6 +87,7 @@ def statistics(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int
     # A class that a client misses adds its prior; written as 1 minus the priors of those it holds.
     excess = np.abs(number / sizes[client] - prior) - prior
     variation = 0.5 * (1.0 + np.bincount(client, weights=excess, minlength=len(parts)))
+    variation = np.maximum(variation, 0.0)  # rounding
     classes = np.bincount(client, minlength=len(parts))
     return Statistics(sizes, classes, variation, class_counts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtail import IID, Arrays, Experiment, run
+from fedtail import IID, Arrays, Experiment, FedtailError, run
 from fedtail.setting import prepare
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -82,3 +82,24 @@ def test_a_changed_copy_does_not_ask_for_a_partition() -> None:
     assert len(prepare(copied).split.parts) == 6
     assert "partition" not in copied.describe()
     assert Experiment(partition="iid").but(seed=1).describe()["partition"] == {"name": "iid"}
+
+
+def test_groups_by_counts_are_scored_without_a_tail_and_it_is_not_said_that_they_are_not() -> None:
+    counted = {"name": "thresholds", "many": 100, "few": 50}
+    setting = prepare(Experiment(data=Arrays(X, Y), groups=counted, clients=2, device="cpu"))
+    (sentence,) = setting.remarks()
+    assert sentence == "the training data has no tail, all classes have about as many samples"
+
+
+def test_groups_of_classes_that_are_not_there_are_refused_before_work_starts() -> None:
+    groups = {"name": "index", "many_until": 2, "medium_until": 4}
+    with pytest.raises(FedtailError, match=r"groups\.medium_until = 4 is beyond the 3 classes"):
+        prepare(Experiment(data=Arrays(X, Y), groups=groups, clients=2, device="cpu"))
+
+
+def test_bytes_in_one_set_and_other_numbers_in_the_other_are_refused() -> None:
+    # Bytes count 0 to 1: the same images, once as bytes and once as floats, would differ by 255.
+    x = (X * 20 + 100).astype(np.uint8)
+    data = Arrays(x, Y, x.astype(np.float32), Y)
+    with pytest.raises(FedtailError, match="training inputs are uint8 and test inputs float32"):
+        prepare(Experiment(data=data, clients=2, device="cpu"))

@@ -195,3 +195,18 @@ def test_a_usual_split_takes_no_time() -> None:
     assert len(split.digest) == 64
     # Seconds of this process, whatever else the machine does. About 0.02.
     assert time.process_time() - begin < 1
+
+
+def test_other_labels_are_no_same_split_where_positions_do_not_depend_on_them() -> None:
+    labels = np.arange(40) % 4
+    text = make_split(labels, 4, NoTail(), IID(), 5, seed=0).to_json()
+    assert Split.from_json(text, labels, 4).digest in text
+    with pytest.raises(FedtailError, match="cannot be rebuilt: its counts differ"):
+        Split.from_json(text, (labels + 1) % 4, 4)
+
+
+def test_one_client_is_no_less_than_no_distance_from_all() -> None:
+    sizes = [142, 1, 1, 1, 1, 1, 1, 1, 1, 1]  # their shares add up to a little more than 1
+    labels = np.repeat(np.arange(10), sizes)
+    split = make_split(labels, 10, NoTail(), IID(), 1, seed=0)
+    assert "global mix: 0.000" in split.summary()[-1]

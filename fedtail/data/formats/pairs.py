@@ -13,6 +13,16 @@ from fedtail.errors import FedtailError
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
 
+COLOURS = {"P": "RGB", "PA": "RGBA", "1": "L", "LA": "L"}
+"""What images become whose numbers are places in a palette, no bytes, or grey and transparency."""
+
+
+def pixels(value: Any) -> Any:
+    """Return an image as one whose numbers are grey or colours; anything else as it is."""
+    mode = getattr(value, "mode", None)
+    colours = COLOURS.get(mode) if isinstance(mode, str) else None
+    return value.convert(colours) if colours and hasattr(value, "convert") else value
+
 
 def size_of(dataset: Any) -> int:
     """Return how many samples there are, without loading them."""
@@ -57,10 +67,10 @@ def _pair(item: Any) -> tuple[Tensor, Any]:
         raise _unknown_form()
     x, y = item
     if not isinstance(x, Tensor):
-        array = as_numpy(x, "has odd inputs")  # an image, or numbers
+        array = as_numpy(pixels(x), "has odd inputs")  # an image, or numbers
         if array.dtype.kind not in "uifb":
             raise FedtailError("has inputs that are no tensors, arrays or images: transform them")
-        x = torch.as_tensor(array)
+        x = torch.as_tensor(array if array.flags.writeable else array.copy())  # images are not
     return x, _label(y)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +21,8 @@ LINES = ".txt"
 TABLE_SUFFIXES = (*DELIMITERS, *JSON_LINES)
 TEXT = "text"
 """What a column of texts is called, and the only column of a file without names."""
+WHOLE = r"-?\d{1,4000}"
+"""A whole number, with no more digits than Python reads."""
 
 Columns = dict[str, list[Any]]
 
@@ -97,7 +100,7 @@ def owners(columns: Columns, name: str, path: Path) -> np.ndarray:
 def ordered(names: Sequence[str]) -> list[str]:
     """Return the different names in order: by value if all are whole numbers, else by alphabet."""
     found = set(names)
-    whole = all(name.lstrip("-").isdecimal() for name in found)
+    whole = all(re.fullmatch(WHOLE, name) for name in found)
     return sorted(found, key=lambda name: (int(name) if whole else 0, name))
 
 

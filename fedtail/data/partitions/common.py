@@ -17,6 +17,9 @@ than one split in a thousand is repaired there.
 WORK = 5_000_000
 """Random numbers spent on drawing again: many clients times many classes get fewer tries."""
 
+MOST_ALPHA = 1e100
+"""Sums of larger concentrations are no numbers any more."""
+
 
 def check_clients(labels: Labels, clients: int) -> None:
     """Refuse a number of clients that cannot each hold a sample."""

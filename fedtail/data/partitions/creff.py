@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
-from fedtail.data.partitions.common import check_clients
+from fedtail.data.partitions.common import MOST_ALPHA, check_clients
 from fedtail.data.partitions.dirichlet import BalancedDirichlet
 
 GROUP = 10
@@ -26,7 +26,10 @@ class CReFFSplit(Partition):
     """
 
     alpha: float = Field(
-        default=0.5, gt=0, description="concentration: small is skewed, large is nearly IID"
+        default=0.5,
+        gt=0,
+        le=MOST_ALPHA,
+        description="concentration: small is skewed, large is nearly IID",
     )
 
     def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.partitions.common import (
+    MOST_ALPHA,
     apportion,
     attainable,
     by_class,
@@ -32,7 +33,10 @@ class Dirichlet(Partition):
     """
 
     alpha: float = Field(
-        default=0.5, gt=0, description="concentration: small is skewed, large is nearly IID"
+        default=0.5,
+        gt=0,
+        le=MOST_ALPHA,
+        description="concentration: small is skewed, large is nearly IID",
     )
     min_size: int = Field(default=10, ge=1, description="samples that every client holds at least")
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
-from fedtail.data.partitions.common import by_class, check_clients, dirichlet
+from fedtail.data.partitions.common import MOST_ALPHA, by_class, check_clients, dirichlet
 
 
 @Partition.register("redgrape")
@@ -26,7 +26,9 @@ class RedGrapeSplit(Partition):
     to the global mix than alpha 10.
     """
 
-    alpha: float = Field(default=1.0, gt=0, description="concentration, summed over all classes")
+    alpha: float = Field(
+        default=1.0, gt=0, le=MOST_ALPHA, description="concentration, summed over all classes"
+    )
 
     def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return for each client the positions of its samples."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,9 +9,13 @@ import numpy as np
 from pydantic import Field
 
 from fedtail.data.dataset import About, Dataset, Source
+from fedtail.data.formats.pairs import pixels
 from fedtail.data.raw import Raw
 from fedtail.data.sources.own import OwnSource, PathText
 from fedtail.errors import FedtailError, missing_extra
+
+TEST_SPLIT = "test"
+"""The split that tests, if there is one of this name."""
 
 
 @Source.register("hf")
@@ -25,7 +28,7 @@ class HuggingFace(OwnSource):
     subset: str | None = Field(None, description="configuration of the data set, if it has several")
     train_split: str = Field("train", description="split that trains")
     test_split: str | None = Field(
-        "test", description="split that tests; absent: a seeded share of the training split"
+        TEST_SPLIT, description="split that tests; absent: a seeded share of the training split"
     )
     input: str = Field("image", description="column of inputs: images, lists of numbers, or texts")
     label: str = Field("label", description="column of labels")
@@ -35,28 +38,25 @@ class HuggingFace(OwnSource):
         """Read the columns into memory."""
         splits = self._splits()
         train = _split(splits, self.train_split, self.path)
-        test = splits.get(self.test_split) if self.test_split else None
-        names = _class_names(train, self._column(train, self.label), self.label)
-        x, y, owner = self._read(train, names)
-        x_test, y_test, owner_test = (None,) * 3 if test is None else self._read(test, names)
+        other = self.test_split
+        there = other and (other in splits or other != TEST_SPLIT)  # others must be there
+        test = _split(splits, other, self.path) if other and there else None
+        x, y, owner = self._read(train)
+        names = getattr(train.features[self.label], "names", None)
+        x_test, y_test, owner_test = (None,) * 3 if test is None else self._read(test)
         raw = Raw(x, y, x_test, y_test, names, owner, owner_test)
         return self.dataset(raw, self.path)
 
-    def _read(
-        self, split: Any, names: Sequence[str] | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def _read(self, split: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         column = self._column(split, self.input)
         labels = self._column(split, self.label)
-        if names is not None and isinstance(labels[0], str):
-            number = {name: c for c, name in enumerate(names)}
-            labels = [number.get(name, -1) for name in labels]
         owner = np.asarray(self._column(split, self.client)) if self.client else None
         return self._inputs(column), np.asarray(labels), owner
 
     def _inputs(self, column: list[Any]) -> np.ndarray:
         if column and isinstance(column[0], str):
             return np.array(column, dtype=object)
-        x = [np.asarray(value) for value in column]
+        x = [np.asarray(pixels(value)) for value in column]
         if len({array.shape for array in x}) > 1:
             raise FedtailError(f"{self.path}: inputs in column '{self.input}' differ in shape")
         return np.stack(x)
@@ -91,11 +91,3 @@ def _split(splits: Any, name: str, where: str) -> Any:
         found = ", ".join(splits) if hasattr(splits, "keys") else "one without a name"
         raise FedtailError(f"{where} has no split '{name}' (found: {found})")
     return splits[name]
-
-
-def _class_names(split: Any, labels: list[Any], column: str) -> list[str] | None:
-    """Return the names a label column carries, or the words it holds, or none for numbers."""
-    names = getattr(split.features[column], "names", None)
-    if names is None and labels and isinstance(labels[0], str):
-        return sorted(set(labels))
-    return names

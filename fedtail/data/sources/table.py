@@ -75,6 +75,12 @@ class TableFile(OwnSource):
         names = self.input or ((TEXT,) if TEXT in columns else tuple(others))
         if not names:
             raise FedtailError(f"{path} has no column of inputs beside '{self.label}'")
+        if "" in names:
+            raise FedtailError(
+                f"{path} has a column without a name, which may be the number of the row (pandas "
+                "leaves it out with index=False): say which columns are inputs, such as "
+                """data.input='["a","b"]'"""
+            )
         return names
 
     def _read(

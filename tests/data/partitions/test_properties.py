@@ -118,3 +118,10 @@ def test_pathological_refuses_what_cannot_hold_all_classes() -> None:
     labels = Labels(np.arange(20) % 10, 10)
     with pytest.raises(FedtailError, match="4 clients with 2 classes each cannot hold all 10"):
         Pathological().split(labels, 4, numpy_generator(0, "partition"))
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-balanced", "creff", "redgrape"])
+def test_a_concentration_whose_sum_is_infinite_is_refused(name: str) -> None:
+    with pytest.raises(FedtailError, match="'alpha' = 1e\\+308 is refused"):
+        Partition.model_validate({"name": name, "alpha": 1e308})
+    check_partition({"name": name, "alpha": 1e100}, Labels(np.arange(40) % 4, CLASSES), 5)

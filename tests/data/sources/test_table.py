@@ -133,3 +133,18 @@ def test_a_file_names_its_source(tmp_path: Path) -> None:
     refused = one_sentence(fedtail("run", "--data", str(path), "--out", str(tmp_path / "run")))
     assert "which only a model with a tokeniser reads" in refused
     assert not (tmp_path / "run").exists()
+
+
+def test_a_column_without_a_name_is_asked_about(tmp_path: Path) -> None:
+    # As pandas writes it: with rows sorted by class, the number of the row would tell the label.
+    rows = [f"{i},{i % 3},{i % 2},{'ab'[i // 10]}" for i in range(20)]
+    path = write(tmp_path / "rows.csv", "\n".join([",x,y,label", *rows]))
+    with pytest.raises(FedtailError, match="has a column without a name, which may be the number"):
+        TableFile(path=path).load()
+    assert TableFile(path=path, input=("x", "y")).load().input_shape == (2,)
+
+
+@pytest.mark.parametrize("odd", ["--1", "9" * 5000])
+def test_labels_that_only_look_like_whole_numbers_are_names(odd: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", "\n".join(["x,label", *["1,2", f"2,{odd}", "3,10"] * 9]))
+    assert TableFile(path=path).load().classes == tuple(sorted([odd, "2", "10"]))

@@ -93,6 +93,31 @@ def test_without_a_test_set_nothing_is_said_of_one(given: dict[str, Any], said: 
             {"client_train": Y, "client_test": [1]},
             "arrays, client_test: shape (1,), but there are ",
         ),
+        ({"client_test": Y}, "arrays: client_test is given, but no client_train"),
+        (
+            {"client_train": Y.astype(str), "client_test": Y},
+            "arrays: of client_train and client_test one holds names and one numbers",
+        ),
+        (
+            {"client_train": Y, "clients": ("ann", "ann")},
+            "arrays: two clients are called 'ann' in clients",
+        ),
+        (
+            {"drop": ("1",), "classes": tuple("abc")},
+            "arrays: data.drop names '1', but the classes are",
+        ),
+        (
+            {"y_test": 0 * Y, "drop": ("a",), "classes": tuple("abc")},
+            "arrays: data.drop leaves no sample in the test set",
+        ),
+        (
+            {"y_train": 0 * Y, "drop": ("a",), "classes": tuple("abc")},
+            "arrays: data.drop leaves no sample in the training set",
+        ),
+        (
+            {"y_train": list("ab") * 10, "y_test": list("ab") * 10, "classes": tuple("aba")},
+            "arrays: labels are names, and two classes are called 'a'",
+        ),
     ],
 )
 def test_with_a_test_set_it_is_named(given: dict[str, Any], said: str) -> None:
@@ -114,3 +139,14 @@ def test_what_can_be_understood_is_taken() -> None:
         assert not found.x.requires_grad
         assert torch.equal(found.x, expected.x)
         assert torch.equal(found.y, expected.y)
+
+
+@pytest.mark.parametrize("kind", [object, "S", np.dtypes.StringDType(), "U"], ids=str)
+def test_names_come_in_many_types(kind: Any) -> None:
+    names = np.array(["ann", "bob"])[Y].astype(kind)  # pandas gives objects
+    dataset = Arrays(X, names, X, Y.astype(str), classes=("0", "1", "ann", "bob")).load()
+    assert dataset.train.y.tolist() == (Y + 2).tolist()
+    dataset = Arrays(X, Y, X, Y, client_train=names, client_test=np.array(["bob", "ann"])[Y]).load()
+    assert dataset.client_names == ("ann", "bob")
+    assert dataset.client_test is not None
+    assert dataset.client_test.tolist() == (1 - Y).tolist()
