@@ -52,11 +52,11 @@ def _known(device: Any) -> torch.device:
     return found if found.type == "cpu" else torch.device(found.type, found.index or 0)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What every single operation is held to, those of a backward pass too."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made_on = CPU
         self.moving = False
 

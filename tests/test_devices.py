@@ -97,7 +97,7 @@ def test_what_a_gpu_allows_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pretend(monkeypatch, "cuda"):
         x = torch.ones(3, device="cuda", requires_grad=True)
         y = (x * torch.tensor(2.0))[torch.tensor([0, 1])]  # a number and indices of the CPU
-        y.square().sum().backward()
+        torch.autograd.backward(y.square().sum())
         assert x.grad is not None
         assert y.device == x.grad.device == torch.device("cuda", 0)
         assert nn.functional.one_hot(x.long(), 3).is_cuda

@@ -12,7 +12,8 @@ from fedtail.models.clip import load_clip
 from fedtail.testing.federation import BARE, DROPOUT, NORM, PLAIN
 
 NAMES = [n for n in Method.registry if Method.registry[n].__module__.startswith("fedtail.")]
-DEVICES = ("cuda", "mps")
+QUICK = {"creff", "fedavg", "fedyoyo", "redgrape", "scaffold", "slac"}
+EVERY = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 
 
 def warm(name: str) -> None:
@@ -21,7 +22,7 @@ def warm(name: str) -> None:
         load_clip(fields_of(name)["clip"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_method_mixes_no_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On mps, where there is no float64 either.
     warm(name)
