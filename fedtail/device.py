@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
 from fedtail.models.pooling import HalvingMax
+from fedtail.models.probe import trial
 from fedtail.models.split_model import SplitModel
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -65,12 +66,41 @@ def _corrupts_memory(layer: nn.Conv2d) -> bool:
     return few and layer.kernel_size == (1, 1) and max(layer.stride) > 1
 
 
+def try_there(model: SplitModel, x: Tensor, device: torch.device) -> None:
+    """Refuse a network that has left something behind where it was made.
+
+    Parameters
+    ----------
+    x
+        A batch that it took before it was put on the device.
+    """
+    if x.device.type == device.type:
+        return
+    try:
+        trial(model, x.to(device), model)
+    except FedtailError as error:
+        raise FedtailError(
+            f"on '{device}' {error} (only parameters and buffers of a module go to its device: "
+            "keep other tensors with register_buffer)"
+        ) from error
+
+
 def to_device(
     models: Iterable[SplitModel], device: torch.device, images: bool, precision: str = "float32"
 ) -> None:
-    """Put networks where they run, those that convolve images with channels last."""
+    """Put networks where they run, those that convolve images with channels last.
+
+    Raises
+    ------
+    FedtailError
+        If one does not fit there: float64 on mps, no memory.
+    """
     for model in models:
-        model.to(device)
+        try:
+            model.to(device)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise FedtailError(f"the model cannot be put on '{device}': {reason}") from error
         model.compute_in(PRECISIONS[precision])
         if images:
             cast(Any, model).to(memory_format=torch.channels_last)  # torch's stub lacks it

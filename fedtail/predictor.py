@@ -23,7 +23,7 @@ from fedtail.data.dataset import (
     tensor_from,
 )
 from fedtail.data.raw import Array, arranged, numbered_labels
-from fedtail.device import choose_device, runs_on_images
+from fedtail.device import choose_device, runs_on_images, to_device
 from fedtail.engines.runtime import TEST_BATCH
 from fedtail.errors import FedtailError
 from fedtail.folder import RunFolder
@@ -242,9 +242,8 @@ def load(
     load_plugins(file.plugins)
     if transform is None and file.transform:
         transform = found(file.transform, str(run.path), "transform", trust_plugins)
-    model = network_of(file, tensors, network, trust_plugins, str(run.path)).to(
-        choose_device(device)
-    )
+    model = network_of(file, tensors, network, trust_plugins, str(run.path))
+    to_device((model,), choose_device(device), images=False)
     spec = None if network is not None else spec_of(file, str(run.path))
     reader = None if spec is None else spec.reader(file.shape, file.rate)
     predictor = Predictor(file, model, transform, reader)

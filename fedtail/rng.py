@@ -51,8 +51,7 @@ def contained(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         finally:
             torch.set_rng_state(before)
         return
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices, enabled=True):
+    with torch.random.fork_rng(devices=[device], device_type=device.type):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):

@@ -19,9 +19,10 @@ from fedtail.data.formats.images import ImageFiles
 from fedtail.data.partitions import Natural
 from fedtail.data.parts import Parts
 from fedtail.data.split import Split, make_split
-from fedtail.device import choose_device, emulates_bfloat16, runs_on_images, to_device
+from fedtail.device import choose_device, emulates_bfloat16, runs_on_images, to_device, try_there
 from fedtail.engines import Runtime
 from fedtail.engines.runtime import ClientSide
+from fedtail.engines.workers import check_workers
 from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.finish import Finish, shipped_network
@@ -380,6 +381,7 @@ def network_for(experiment: Experiment, dataset: Dataset) -> tuple[SplitModel, T
 def prepare(experiment: Experiment) -> Setting:
     """Load the data, make the split, build and check the model. Nothing is written."""
     device = choose_device(experiment.device)
+    check_workers(experiment.workers, device)
     dataset = as_taken(experiment, experiment.data.load())
     experiment.method.check_data(dataset)
     split = share_out(experiment, dataset)
@@ -391,6 +393,7 @@ def prepare(experiment: Experiment) -> Setting:
     experiment.method.check_model(model)
     images = runs_on_images(model, device)
     to_device((base, model), device, images, experiment.precision)
+    try_there(base, taken, device)
     parts, held = in_one_place(split) if experiment.method.pooled else (split.parts, split.held_out)
     tokens = not taken.is_floating_point()
     check_bytes(dataset, tokens)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from fedtail.cores import usable_cores
+from fedtail.errors import FedtailError
 
 FEWEST_WORKERS = 2
 """Two workers are allowed on one core too: what is tried with a pool is then one everywhere."""
@@ -12,6 +15,15 @@ FEWEST_WORKERS = 2
 
 Workers = int | Literal["auto"]
 """How many processes; "auto" is none until cores are free and it is worth it."""
+
+
+def check_workers(workers: Workers, device: torch.device) -> None:
+    """Refuse worker processes that no tensor could be shared with: torch has it of no MPS."""
+    if device.type == "mps" and workers not in ("auto", 0):
+        raise FedtailError(
+            f"workers = {workers}: processes cannot share what is on '{device}': "
+            "give workers = 0, or device = 'cpu'"
+        )
 
 
 def allowed_workers(workers: Workers, clients: int) -> tuple[Workers, list[str]]:

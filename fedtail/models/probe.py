@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -88,11 +89,12 @@ def passing_buffers(module: nn.Module) -> dict[tuple[str, str], Tensor | None]:
 
 def put_back(module: nn.Module, buffers: Mapping[tuple[str, str], Tensor | None]) -> None:
     """Give the buffers that are not saved the values that they had."""
+    there = next((t.device for t in chain(module.parameters(), module.buffers())), None)
     for (prefix, name), value in buffers.items():
         held = module.get_submodule(prefix)._buffers
         now = held[name]
         if value is None or now is None:
-            held[name] = value if value is None else value.clone()
+            held[name] = value if value is None else value.to(there, copy=True)
         elif now.shape == value.shape:
             now.copy_(value)
         else:
