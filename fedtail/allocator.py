@@ -1,8 +1,9 @@
-"""Freed memory is kept for the next batch, where the C library is glibc."""
+"""Freed memory is kept for the next batch and given back after a run, where glibc is used."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from functools import cache
 
@@ -33,3 +34,12 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Give what the last run had to the system: arrays of the next one rarely fit into its gaps."""
+    gc.collect()  # models and engines know each other
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return

@@ -8,7 +8,6 @@ waits for the next thing to do, for a minute; it ends with this process, or when
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import os
 import pickle
@@ -23,6 +22,8 @@ from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from fedtail.allocator import give_back
 
 IDLE = 60.0
 """Seconds that a process waits for something to do."""
@@ -239,7 +240,7 @@ def serve_orders(pipe: Connection) -> None:
             target, args = said
             target(pipe, *args)
             del said, target, args
-            gc.collect()  # the data of a run
+            give_back()  # the data of a run
             files = _files(files)
     except (EOFError, ConnectionError, KeyboardInterrupt):
         return  # who gave the orders has ended, perhaps by a kill

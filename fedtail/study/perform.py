@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from fedtail.allocator import give_back
 from fedtail.callbacks import Callback, Progress, Record
 from fedtail.callbacks.progress import human_seconds
 from fedtail.errors import FedtailError
@@ -107,12 +108,15 @@ def _here(planned: Planned, hear: Hear, overall: Overall, *more: Callback) -> En
     overall.jobs = 1
     overall.begin(planned)
     watching = [Rounds(partial(hear, planned)), *more]
-    if overall.console is None:
-        with _said_once(overall.warned):
-            return settle(planned, watching)
-    with closing(Progress(overall.console, warned=overall.warned)) as progress:
-        progress.listen()  # what is said of the data comes before the start
-        return settle(planned, [progress, *watching])
+    try:
+        if overall.console is None:
+            with _said_once(overall.warned):
+                return settle(planned, watching)
+        with closing(Progress(overall.console, warned=overall.warned)) as progress:
+            progress.listen()  # what is said of the data comes before the start
+            return settle(planned, [progress, *watching])
+    finally:
+        give_back()
 
 
 @contextmanager

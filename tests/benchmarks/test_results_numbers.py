@@ -96,6 +96,9 @@ def sentences() -> list[str]:
     times = [cost("redgrape", "bytes", {c: CELLS[c] for c in some}) for some in (TEN, HUNDRED)]
     patients = {m: f"{above(m, MITBIH):.0f}" for m in CELLS[MITBIH]}
     speakers = {m: word(above(m, SPEECH)) for m in CELLS[SPEECH]}
+    strong, mild = (
+        gain("FedLC", says).split("; ") for says in ("Under strong label skew", "Under milder skew")
+    )
     skewed, milder = (f"{above('fedlc', cell):.0f}" for cell in SCRATCH)
     return [
         f"the {above('slac', SCRATCH[0]):.0f} points to `slac` there are",
@@ -112,14 +115,15 @@ def sentences() -> list[str]:
         f"RedGrape gains {above('redgrape', *TEN):.0f} points on ten classes at {word(times[0])} "
         f"times FedAvg's traffic, and {above('redgrape', *HUNDRED):.0f} on a hundred at "
         f"{times[1]:.0f} times.",
-        f"`slac` is {word(above('slac', NONE))} points above FedAvg, and on words by speaker",
+        f"`slac` is {word(above('slac', NONE))} points above FedAvg (`bsm` and `lade` "
+        f"{word(above('bsm', NONE))} and {word(above('lade', NONE))}), and on words by speaker",
         f"on words by speaker {speakers['slac']}, where CCVR gains {speakers['ccvr']},",
         f"BalanceFL loses {speakers['balancefl']} and FedLoGe {speakers['fedloge']}:",
         f"{word(reproduced['CReFF'])} of CReFF's, {word(reproduced['RedGrape'])} of RedGrape's and "
         f"{word(reproduced['BalanceFL'])} of BalanceFL's are reproduced",
         f"({gain('GBME', 'far above').replace(';', ' points above FedAvg; printed:')})",
         f"with all clients is open ({gain('RedGrape', 'With all clients')})",
-        f"under the strongest skew ({gain('FedLC', 'Under strong label skew')})",
+        f"both of FedLC's above FedAvg ({strong[0]} and {mild[0]}; {strong[1]} and {mild[1]})",
         f"adds to its other parts ({gain('BalanceFL', 'Smooth regularisation')})",
         f"{word(fmean(fedlc))} points on average over the cells with a tail",
         f"(Fashion-MNIST-LT, {skewed} and {milder}); elsewhere it is at most "
