@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,7 +190,9 @@ def test_beyond_the_shortlist_nothing_is_tuned_on_s(tmp_path: Path) -> None:
         8,
         8,
     ]
-    shown = {cell: {"bsm": {**few, "draws": "even"}, "ldam": {**few, "draws": None}}}
+    shown: dict[str, dict[str, dict[str, Any]]] = {
+        cell: {"bsm": {**few, "draws": "even"}, "ldam": {**few, "draws": None}}
+    }
     for method, entry in shown[cell].items():
         keep(tmp_path / f"{cell}.json", method, entry)
     assert not {(cell, "bsm"), (cell, "ldam")} & set(plan.missing(tmp_path))  # neither anew
