@@ -7,8 +7,10 @@ found again by that name. Defaults and help texts live in the fields and nowhere
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import (
@@ -21,6 +23,8 @@ from pydantic import (
 
 from fedtail.errors import FedtailError, sentence, unknown_name
 from fedtail.plugins import find_installed
+
+logger = logging.getLogger("fedtail")
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Component")
@@ -157,6 +161,8 @@ class Component(Config):
 
         def enter(component: type[C]) -> type[C]:
             component.check_class()
+            for remark in _near_misses(component):
+                logger.warning("%s", remark)
             cls.registry.add(name, component)
             component.name = name
             return component
@@ -191,6 +197,22 @@ class Component(Config):
     def describe(self) -> dict[str, Any]:
         """Return the name and the fields as plain data."""
         return {"name": self.name, **super().describe()}
+
+
+def _near_misses(cls: type[Component]) -> Iterator[str]:
+    """Yield a remark for each function that overrides nothing and is called almost like a hook."""
+    parents = [parent for parent in cls.__mro__[1:] if issubclass(parent, Component)]
+    hooks = {
+        name
+        for parent in parents
+        for name in vars(parent)
+        if callable(getattr(parent, name)) and not name.startswith(("_", "model_"))
+    }
+    for name in vars(cls).keys() - hooks:
+        alike = [hook for hook in hooks if hook[0] == name[0]]  # `tasks` is no slip of `asks`
+        close = get_close_matches(name, alike, n=1, cutoff=0.85)
+        if close and callable(getattr(cls, name)):
+            yield f"'{name}' of class {cls.__name__} overrides nothing: is '{close[0]}' meant?"
 
 
 @contextmanager

@@ -147,3 +147,24 @@ def test_what_a_callback_does_to_a_record_changes_no_run(tmp_path: Path) -> None
     said = read_records(RunFolder(tmp_path / "watched").metrics)
     assert said[-1]["per_class"] == alone.history[-1]["per_class"] == watched.metrics["per_class"]
     assert said[-1]["traffic"]
+
+
+def test_a_function_that_is_called_almost_like_a_hook_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Misspelt(FedAvg[ModelState]):
+        family: ClassVar[str] = "local regularisation"
+        paper: ClassVar[str] = "none"
+
+        def agregate(self, s: ModelState, found: Reduced, server: Server) -> ModelState:
+            return s
+
+        def shrunk(self, weight: Tensor) -> Tensor:  # a helper like no hook
+            return weight / 2
+
+    FedAvg.register("misspelt-hook")(Misspelt)
+    try:
+        (told,) = caplog.messages
+    finally:
+        del FedAvg.registry._classes["misspelt-hook"]
+    assert told == "'agregate' of class Misspelt overrides nothing: is 'aggregate' meant?"
