@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "fedtail.plugins"
 """The group of entry points under which installed packages name their modules."""
+PREFIX = "fedtail_plugin_"
+"""How modules are called that are files of users."""
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
@@ -107,10 +109,23 @@ def registered_by(plugin: str, registry: Registry[Any]) -> list[str]:
     return [n for n in registry if f"{registry[n].__module__}.".startswith(f"{module}.")]
 
 
+def place_beneath(error: BaseException) -> str:
+    """Return the line of a plug-in from which an error came that it did not raise itself.
+
+    It is for a sentence; nothing if there is none. What a plug-in itself raises is its own words.
+    """
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    own = [str(frame.f_globals.get("__name__")).startswith(PREFIX) for frame, _ in frames]
+    if not any(own) or own[-1]:
+        return ""
+    frame, line = frames[max(place for place, mine in enumerate(own) if mine)]
+    return f" ({Path(frame.f_code.co_filename).name}, line {line})"
+
+
 def _module_name(path: Path) -> str:
     # It depends on the path alone: worker processes must find the same classes.
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    return f"fedtail_plugin_{path.stem}_{place}"
+    return f"{PREFIX}{path.stem}_{place}"
 
 
 def _load_file(path: Path) -> None:

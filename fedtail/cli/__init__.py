@@ -28,6 +28,7 @@ from fedtail.cli.flower import flower_app
 from fedtail.cli.methods import methods
 from fedtail.errors import FedtailError, RunStopped, is_wrong_input
 from fedtail.output import guard_streams, unwritten
+from fedtail.plugins import place_beneath
 from fedtail.version import __version__
 
 app = typer.Typer(
@@ -99,7 +100,7 @@ def explain(error: Exception) -> tuple[str, int] | None:
         return _usage(error)
     match error:
         case FedtailError():
-            return str(error), 2
+            return f"{error}{place_beneath(error)}", 2
         case OSError():
             reason = error.strerror or str(error)
             return (f"{error.filename}: {reason}" if error.filename else reason), 2

@@ -30,6 +30,8 @@ class Typos(FedAvg):
                 return clientt
             if broken("wrong use"):
                 raise FedtailError("it needs a linear classifier")
+            if broken("wrong field"):
+                self.local.but(lr=-1.0)
         if run.client.round == 2 and broken("all clients"):
             return clientt
 
@@ -38,8 +40,8 @@ class Typos(FedAvg):
             Path("no such file").read_text()
         return super().aggregate(s, found, server)
 '''
-CLIENT, SERVER = (
-    PLUGIN[: PLUGIN.index(text)].count("\n") + 1 for text in ("clientt\n", 'Path("no')
+CLIENT, FIELD, SERVER = (
+    PLUGIN[: PLUGIN.index(text)].count("\n") + 1 for text in ("clientt\n", "lr=-1", 'Path("no')
 )
 RUN = ["run", "--data", "mine.npz", "--clients", "3", "--rounds", "3", "--out", "out"]
 TYPOS = [*RUN, "--plugin", "plug.py", "--method", "typos"]
@@ -104,6 +106,13 @@ def test_a_typo_in_the_server_half(workers: str) -> None:
 def test_wrong_use_found_by_the_client_half_is_a_sentence() -> None:
     Path("broken").write_text("wrong use")
     assert one_sentence(fedtail(*TYPOS)) == "it needs a linear classifier"
+
+
+def test_what_a_plugin_calls_wrongly_is_a_sentence_with_its_line() -> None:
+    Path("broken").write_text("wrong field")
+    said = one_sentence(fedtail(*TYPOS))
+    assert said.startswith("'lr' = -1.0 is refused")
+    assert said.endswith(f" (plug.py, line {FIELD})")
 
 
 def test_clients_that_fail_are_dropped_if_one_says_so() -> None:
