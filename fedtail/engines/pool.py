@@ -336,10 +336,17 @@ def _unsendable(reason: str) -> FedtailError:
     )
 
 
+HINTS = {
+    -9: " (-9 often means that memory ran out: use fewer --workers)",
+    1: " (a script whose processes import it does its work under `if __name__ == '__main__':`)",
+}
+"""What an exit code often means: 1 is what Python gives a process that cannot begin."""
+
+
 def _ended(worker: Worker) -> str:
     worker.hand.process.join(timeout=LEAVE)
     code = worker.hand.process.exitcode
-    return f"ended with exit code {code} (-9 often means that memory ran out: use fewer --workers)"
+    return f"ended with exit code {code}" + HINTS.get(code, "")
 
 
 def work_orders(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,24 @@ def test_a_worker_that_dies_is_started_again_and_the_bits_are_the_same(
         "--workers): clients 2, 3, action 'train', round 1; it is started again, and does this "
         "once more"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch import nn\n"
+        "from fedtail import Experiment, FedAvg, run\n"
+        "class Net(nn.Sequential): pass\n"
+        "net = Net(nn.Flatten(), nn.Linear(64, 10))\n"
+        "run(Experiment(method=FedAvg(), model=net, rounds=1, clients=2, workers=2))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "fedtail.errors.RunStopped: a worker process ended with exit code 1 (a script whose "
+        "processes import it does its work under `if __name__ == '__main__':`)"
+    )
 
 
 @pytest.mark.slow
