@@ -68,13 +68,6 @@ def test_gradients_are_those_of_autograd_and_add_up() -> None:
         assert torch.equal(a.grad, b.grad)
 
 
-@pytest.mark.parametrize(
-    ("loss", "reason"),
-    [
-        (torch.ones(2, requires_grad=True).square(), "only for scalar outputs"),
-        (torch.ones(()), "does not require grad"),
-    ],
-)
-def test_what_has_no_gradient_is_refused_as_by_autograd(loss: torch.Tensor, reason: str) -> None:
-    with pytest.raises(RuntimeError, match=reason):
-        differentiate(loss)
+def test_what_has_no_gradient_is_refused_as_by_autograd() -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        differentiate(torch.ones(()))

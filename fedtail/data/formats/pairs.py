@@ -13,14 +13,14 @@ from fedtail.errors import FedtailError
 
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
 
-COLOURS = {"P": "RGB", "PA": "RGBA", "1": "L", "LA": "L"}
+PLAIN_MODES = {"P": "RGB", "PA": "RGBA", "1": "L", "LA": "L"}
 """What images become whose numbers are places in a palette, no bytes, or grey and transparency."""
 
 
 def pixels(value: Any) -> Any:
     """Return an image as one whose numbers are grey or colours; anything else as it is."""
     mode = getattr(value, "mode", None)
-    colours = COLOURS.get(mode) if isinstance(mode, str) else None
+    colours = PLAIN_MODES.get(mode) if isinstance(mode, str) else None
     return value.convert(colours) if colours and hasattr(value, "convert") else value
 
 
