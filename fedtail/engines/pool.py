@@ -346,7 +346,7 @@ HINTS = {
 def _ended(worker: Worker) -> str:
     worker.hand.process.join(timeout=LEAVE)
     code = worker.hand.process.exitcode
-    return f"ended with exit code {code}" + HINTS.get(code, "")
+    return f"ended with exit code {code}" + HINTS.get(code or 0, "")
 
 
 def work_orders(pipe: Connection, plugins: list[str], threads: int, drop: bool) -> None:
