@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtail.cli.options import known
+from fedtail.cli.options import Plugins, known
 from fedtail.cli.tables import make_console
+from fedtail.plugins import load_plugins
 
 if TYPE_CHECKING:
     from fedtail.data.dataset import Dataset, Source
@@ -22,10 +23,12 @@ data_app = typer.Typer(help="list, fetch and describe data sets", no_args_is_hel
 @data_app.command("list")
 def list_sources(
     as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """List every data source, and where it is or how to get it."""
     from fedtail.data.sources import Source
 
+    load_plugins(plugin or [])
     rows = [_row(name) for name in Source.registry]
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -74,12 +77,14 @@ def info(
             show_default=False,
         ),
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Describe a data source and, if its data is here, what is in it."""
     from fedtail.data.sources import Source
     from fedtail.described import apply, parse_overrides, source_of
     from fedtail.errors import FedtailError
 
+    load_plugins(plugin or [])
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if words or source_of(name) is not None or ":" in name:
         plain: dict[str, Any] = {}

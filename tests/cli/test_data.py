@@ -65,6 +65,27 @@ def test_list_as_json(data: Path) -> None:
     assert rows["femnist"]["natural_clients"] == "3,400 writers"
 
 
+def test_a_source_of_ones_own_is_listed_and_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Source.registry, "_classes", dict(Source.registry._classes))
+    plugin = tmp_path / "sources.py"
+    plugin.write_text(
+        "import numpy as np\n"
+        "from fedtail import Arrays, Source\n"
+        "@Source.register('own-blobs')\n"
+        "class Blobs(Source):\n"
+        "    points: int = 40\n"
+        "    def load(self):\n"
+        "        y = np.arange(self.points) % 4\n"
+        "        return Arrays(np.eye(4)[y], y).load()\n"
+    )
+    given = ["--plugin", str(plugin)]
+    assert "own-blobs" in runner.invoke(data_app, ["list", *given]).output
+    told = runner.invoke(data_app, ["info", "own-blobs", "data.points=80", *given]).output
+    assert "samples: 64 train, 16 test" in told
+
+
 def test_fetch_prints_the_path(data: Path) -> None:
     path = write_mnist(data)
     result = runner.invoke(data_app, ["fetch", "mnist"])
