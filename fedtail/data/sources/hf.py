@@ -28,7 +28,8 @@ class HuggingFace(OwnSource):
     subset: str | None = Field(None, description="configuration of the data set, if it has several")
     train_split: str = Field("train", description="split that trains")
     test_split: str | None = Field(
-        TEST_SPLIT, description="split that tests; absent: a seeded share of the training split"
+        TEST_SPLIT,
+        description="split that tests; absent: a share of the training split, or whole clients of it",
     )
     input: str = Field("image", description="column of inputs: images, lists of numbers, or texts")
     label: str = Field("label", description="column of labels")

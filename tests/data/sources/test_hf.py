@@ -36,8 +36,9 @@ def test_a_data_set_saved_on_disk(tmp_path: Path) -> None:
     dataset = source.load()
     assert dataset.classes == ("cat", "dog")
     assert dataset.input_shape == (3, 8, 8)
-    assert (len(dataset.train), len(dataset.test)) == (8, 2)
-    assert dataset.client_names == ("ann", "bob")
+    assert (len(dataset.train), len(dataset.test)) == (5, 5)  # one of two clients, whole
+    assert set(dataset.client_names) == {"ann", "bob"}
+    assert len(source.but(client=None).load().test) == 2  # of each class a fifth
     with pytest.raises(FedtailError, match="no column 'fine'"):
         source.but(label="fine").load()
     with pytest.raises(FedtailError, match="no split 'all'"):
