@@ -29,7 +29,7 @@ class HuggingFace(OwnSource):
     train_split: str = Field("train", description="split that trains")
     test_split: str | None = Field(
         TEST_SPLIT,
-        description="split that tests; absent: a share of the training split, or whole clients of it",
+        description="split that tests; absent: a share of the training split, or of its clients",
     )
     input: str = Field("image", description="column of inputs: images, lists of numbers, or texts")
     label: str = Field("label", description="column of labels")
