@@ -206,12 +206,12 @@ def _near_misses(cls: type[Component]) -> Iterator[str]:
         name
         for parent in parents
         for name in vars(parent)
-        if callable(getattr(parent, name)) and not name.startswith(("_", "model_"))
+        if not name.startswith(("_", "model_")) and callable(getattr(parent, name))
     }
-    for name in vars(cls).keys() - hooks:
-        alike = [hook for hook in hooks if hook[0] == name[0]]  # `tasks` is no slip of `asks`
+    for name in vars(cls):
+        alike = sorted(hook for hook in hooks if hook[0] == name[0])  # `tasks` is no `asks`
         close = get_close_matches(name, alike, n=1, cutoff=0.85)
-        if close and callable(getattr(cls, name)):
+        if close and name not in hooks and callable(getattr(cls, name)):
             yield f"'{name}' of class {cls.__name__} overrides nothing: is '{close[0]}' meant?"
 
 

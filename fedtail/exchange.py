@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -79,8 +80,10 @@ def drive(exchange: Exchange[S], state: S, engine: Engine, server: Server, ledge
             return new
         wrong = _wrong(tasks, server)
         if wrong:
-            with blaming(where):  # at its `yield`, so that the traceback has the line
-                exchange.throw(TypeError(wrong))
+            with blaming(where):
+                with suppress(StopIteration):  # at its `yield`: the traceback has the line
+                    exchange.throw(TypeError(wrong))
+                raise TypeError(wrong)  # the method caught it, and went on
         replies = engine.perform(tasks, server.round, server.rounds)
         ledger.add(replies)
         if tasks and not replies.found.clients:

@@ -58,6 +58,16 @@ class ByName(Elsewhere):
     stranger: ClassVar[Any] = "0"
 
 
+class Stubborn(Elsewhere):
+    """The same, and catches what it is told of it."""
+
+    def round(self, s: ModelState, server: Server) -> Exchange[ModelState]:
+        try:
+            return (yield from super().round(s, server))
+        except TypeError:
+            return s
+
+
 class Single(FedAvg[ModelState]):
     """Yields a task that is in no list."""
 
@@ -102,6 +112,7 @@ class LoggingMany(FedAvg[ModelState]):
         (Forgetful, "new state is None: is a 'return' missing"),
         (NoGenerator, "yields lists of tasks and returns a state; this is a ModelState"),
         (Elsewhere, "task 'train' is for client 97, and there is none"),
+        (Stubborn, "task 'train' is for client 97, and there is none"),
         (Below, "task 'train' is for client -1, and there is none"),
         (ByName, "task 'train' is for client '0', and there is none"),
         (Single, "yields lists of tasks, not a Task"),
