@@ -47,8 +47,6 @@ PLACES = {"path", "test"}
 """Where data are: they may be elsewhere by now, and have digests of their own."""
 SEAL = "# The settings that this run was begun with: "
 """The last line of a description, by which one that was edited since is known."""
-MOST_CONFUSED = 200
-"""With more classes no table of confusions is kept."""
 logger = logging.getLogger("fedtail")
 
 
@@ -267,9 +265,9 @@ class RunFolder:
     def keep_confusion(self, classes: Sequence[str], confusion: Tensor) -> None:
         """Write how often a sample of one class (row) was taken for another (column).
 
-        With very many classes the table would be larger than the model, and it is left out.
+        With very many classes none was counted (`Evaluation`), and there is no file.
         """
-        if len(classes) <= MOST_CONFUSED:
+        if len(confusion):
             content = {"classes": list(classes), "confusion": confusion.tolist()}
             write_atomic(self.confusion, json.dumps(content, ensure_ascii=False))
 

@@ -13,6 +13,9 @@ from fedtail.errors import FedtailError
 BINS = 15
 """Equal confidence bins of the calibration error: bin b holds (b / 15, (b + 1) / 15]."""
 
+MOST_CONFUSED = 200
+"""With more classes no table of confusions is counted: a batch would cost its C² cells."""
+
 _GRAIN = 2.0**26
 
 
@@ -26,8 +29,11 @@ class Evaluation:
 
     Attributes
     ----------
+    right, of_class
+        The right answers and the samples of each class; (C,), int64.
     confusion
-        How often a sample of class `row` was taken for class `column`; C x C, int64.
+        How often a sample of class `row` was taken for class `column`; C x C, int64, and empty with
+        more than `MOST_CONFUSED` classes.
     loss_sum
         Sum of the cross-entropy; not finite when the model has diverged.
     bin_count, bin_correct, bin_confidence
@@ -37,6 +43,8 @@ class Evaluation:
         known whose the samples are.
     """
 
+    right: Tensor
+    of_class: Tensor
     confusion: Tensor
     loss_sum: float
     bin_count: Tensor
@@ -47,8 +55,11 @@ class Evaluation:
     @classmethod
     def empty(cls, num_classes: int) -> Self:
         """Return the evaluation of no sample: the zero of the addition."""
+        none = torch.zeros(num_classes, dtype=torch.int64)
         return cls(
-            confusion=torch.zeros(num_classes, num_classes, dtype=torch.int64),
+            right=none,
+            of_class=none,
+            confusion=_confusion(none[:0], none[:0], num_classes),
             loss_sum=0.0,
             bin_count=torch.zeros(BINS, dtype=torch.int64),
             bin_correct=torch.zeros(BINS, dtype=torch.int64),
@@ -85,9 +96,10 @@ class Evaluation:
         confidence = _grained(top.exp())
         bins = _bin(confidence)
         right = predicted == truth
-        cells = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)
         return cls(
-            confusion=cells.view(num_classes, num_classes),
+            right=torch.bincount(truth[right], minlength=num_classes),
+            of_class=torch.bincount(truth, minlength=num_classes),
+            confusion=_confusion(truth, predicted, num_classes),
             loss_sum=float(_grained(-log_p.gather(1, truth[:, None])).sum()),
             bin_count=torch.bincount(bins, minlength=BINS),
             bin_correct=torch.bincount(bins[right], minlength=BINS),
@@ -98,12 +110,12 @@ class Evaluation:
     @property
     def num_classes(self) -> int:
         """The number of classes."""
-        return len(self.confusion)
+        return len(self.of_class)
 
     @property
     def samples(self) -> int:
         """The number of samples."""
-        return int(self.confusion.sum())
+        return int(self.of_class.sum())
 
     def __add__(self, other: Evaluation) -> Evaluation:
         if self.num_classes != other.num_classes:
@@ -111,6 +123,8 @@ class Evaluation:
                 f"evaluations of {self.num_classes} and {other.num_classes} classes do not add"
             )
         return Evaluation(
+            right=self.right + other.right,
+            of_class=self.of_class + other.of_class,
             confusion=self.confusion + other.confusion,
             loss_sum=self.loss_sum + other.loss_sum,
             bin_count=self.bin_count + other.bin_count,
@@ -130,6 +144,12 @@ def _check(logits: Tensor, y: Tensor, num_classes: int) -> None:
         raise FedtailError(
             f"labels {int(y.min())} to {int(y.max())} are not all in 0 to {num_classes - 1}"
         )
+
+
+def _confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
+    side = num_classes if num_classes <= MOST_CONFUSED else 0
+    cells = torch.bincount(truth * side + predicted, minlength=side**2) if side else truth[:0]
+    return cells.view(side, side)
 
 
 def _by_owner(right: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -49,11 +49,9 @@ def scores(
         and ``ece`` (expected calibration error). A class without test samples is `None` in
         ``per_class`` and counts nowhere else; a score that nothing defines is `None`.
     """
-    confusion = evaluation.confusion
+    right, of_class = evaluation.right.tolist(), evaluation.of_class.tolist()
     return {
-        **class_scores(
-            confusion.diagonal().tolist(), confusion.sum(dim=1).tolist(), groups, train_counts
-        ),
+        **class_scores(right, of_class, groups, train_counts),
         "loss": _ratio(evaluation.loss_sum, evaluation.samples),
         "ece": _calibration_error(evaluation),
     }

@@ -80,9 +80,9 @@ def count_blends(payload: Payload, client: Client) -> Payload:
                 found[number] += Evaluation.of(mixed, y, classes)
     losses = [f.loss_sum if math.isfinite(f.loss_sum) else LARGEST for f in found]
     counts = {
-        "samples": found[0].confusion.sum(dim=1),
+        "samples": found[0].of_class,
         "loss": torch.tensor(losses, dtype=torch.float64).clamp(max=LARGEST),
-        **{f"right {n}": f.confusion.diagonal().clone() for n, f in enumerate(found)},
+        **{f"right {n}": f.right for n, f in enumerate(found)},
     }
     return Payload(grouped(COUNTED, counts))
 

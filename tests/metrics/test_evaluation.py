@@ -26,6 +26,8 @@ def batch(samples: int, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
 def same_bits(a: Evaluation, b: Evaluation) -> bool:
     return (
         a.loss_sum == b.loss_sum
+        and torch.equal(a.right, b.right)
+        and torch.equal(a.of_class, b.of_class)
         and torch.equal(a.confusion, b.confusion)
         and torch.equal(a.bin_count, b.bin_count)
         and torch.equal(a.bin_correct, b.bin_correct)
@@ -41,7 +43,22 @@ def test_confusion_has_the_truth_in_rows_as_scikit_learn() -> None:
     expected = confusion_matrix(y.numpy(), logits.argmax(1).numpy(), labels=range(5))
     assert found.confusion.dtype == torch.int64
     assert np.array_equal(found.confusion.numpy(), expected)
+    assert np.array_equal(found.right.numpy(), expected.diagonal())
+    assert np.array_equal(found.of_class.numpy(), expected.sum(axis=1))
     assert found.samples == 200
+
+
+def test_many_classes_are_scored_without_a_table_of_confusions() -> None:
+    # The cells of 50,000 classes would take 20 GB a batch.
+    z = torch.zeros(3, 50_000)
+    z[[0, 1, 2], [7, 49_999, 7]] = 1.0
+
+    found = Evaluation.of(z, torch.tensor([7, 49_999, 8]), 50_000) + Evaluation.empty(50_000)
+
+    assert found.confusion.shape == (0, 0)
+    assert (found.samples, found.num_classes) == (3, 50_000)
+    assert found.right.nonzero().flatten().tolist() == [7, 49_999]
+    assert found.of_class.nonzero().flatten().tolist() == [7, 8, 49_999]
 
 
 def test_loss_by_hand() -> None:
