@@ -56,8 +56,10 @@ def count_skew(payload: Payload, client: Client, loss: Any, prior: Tensor) -> Pa
             p.append(known.adjusted(z, context).softmax(dim=1).cpu())
     sums = {name: torch.zeros(1) for name in ("pairs", "deviating", "log_ratio", "finite")}
     if features:
-        bound = deviation_bound(torch.cat(features), client.data.labels, torch.cat(p))
-        found = deviating(bound, client.counts)._asdict()
+        # Pairs are of classes that the client holds: of all there are C², and few that count.
+        held, y = torch.unique(client.data.labels, return_inverse=True)
+        bound = deviation_bound(torch.cat(features), y, torch.cat(p)[:, held])
+        found = deviating(bound, client.counts[held])._asdict()
         sums = {name: torch.tensor([float(value)]) for name, value in found.items()}
     whole = {name: t.double() if name == "log_ratio" else t.long() for name, t in sums.items()}
     return Payload(grouped(SKEW, whole))

@@ -25,6 +25,8 @@ MANY_CLIENTS = 50
 SHOWN_ROWS = 25
 MANY_CLASSES = 20
 RANGES = 10
+MOST_DRAWN = 1000
+"""Rows and columns of a figure at most: of more clients or classes one stands for several."""
 LONGEST_NAME = 16
 """Longer names of clients are cut beside the blocks."""
 BLOCKS = " ░▒▓█"
@@ -42,7 +44,7 @@ def count_table(
     # Long class names are folded where the terminal is narrow; numbers are never cut.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
     table.add_column("client", justify="right", no_wrap=True)
-    ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
+    ranges = split.ranges(edges)
     largest = np.maximum(ranges.sum(axis=0), 1)
     for heading, count in zip(_headings(edges, class_names), largest.tolist(), strict=True):
         width = len(str(count))
@@ -87,7 +89,7 @@ def terminal(split: Split, width: int = 60, clients: Sequence[str] = ()) -> Text
     names = [name[:LONGEST_NAME] for name in clients or split.names()][: _shown(len(split))]
     margin = max(6, *(len(name) for name in names))
     edges = _edges(split.num_classes, width, width)
-    ranges = np.add.reduceat(split.counts, edges[:-1], axis=1)
+    ranges = split.ranges(edges)
     repeat = max(1, min(4, width // ranges.shape[1]))
     top = np.log1p(max(1, ranges.max()))
     text = Text()
@@ -125,16 +127,26 @@ def draw_split(split: Split, path: Path | str, class_names: Sequence[str] | None
         bars.set_yscale("log")
     bars.set_ylabel("samples")
     bars.set_title("\n".join(split.summary()), fontsize=8, loc="left")
-    shown = np.ma.masked_equal(split.counts, 0)
-    norm = LogNorm(vmin=1, vmax=max(2, int(split.counts.max())))
-    image = heat.imshow(shown, aspect="auto", interpolation="nearest", norm=norm, cmap="viridis")
+    rows, columns = (_edges(each, MOST_DRAWN, MOST_DRAWN) for each in (clients, classes))
+    shown = np.ma.masked_equal(split.ranges(columns, rows), 0)
+    norm = LogNorm(vmin=1, vmax=max(2, int(shown.max())))
+    extent = (-0.5, classes - 0.5, clients - 0.5, -0.5)
+    image = heat.imshow(
+        shown, aspect="auto", interpolation="nearest", norm=norm, cmap="viridis", extent=extent
+    )
     heat.set_xlabel("class")
     heat.set_ylabel("client")
     heat.xaxis.set_major_locator(MaxNLocator(integer=True))
     heat.yaxis.set_major_locator(MaxNLocator(integer=True))
     if class_names is not None and classes <= MANY_CLASSES:
         heat.set_xticks(np.arange(classes), map(literal, class_names), rotation=45, ha="right")
-    figure.colorbar(image, ax=heat, label="samples")
+    cell = [
+        f"{np.diff(edges).max()} {what}"
+        for edges, what in ((rows, "clients"), (columns, "classes"))
+        if len(edges) <= edges[-1]
+    ]
+    label = f"samples of up to {' and '.join(cell)}" if cell else "samples"
+    figure.colorbar(image, ax=heat, label=label)
     write_atomic(Path(path), _rendered(figure, Path(path).suffix.removeprefix(".") or "png"))
 
 

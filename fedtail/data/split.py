@@ -92,6 +92,22 @@ class Split:
         """How many samples each client (rows) holds of each class (columns)."""
         return class_table(self.labels, self.parts, self.num_classes)
 
+    def ranges(self, classes: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
+        """Return how many samples ranges of clients (rows) hold of ranges of classes (columns).
+
+        `counts` has a cell for each client and class, which are too many of many of both.
+
+        Parameters
+        ----------
+        classes, clients
+            Where the ranges begin, and at last where they end; without `clients` each is a row.
+        """
+        of_class = np.repeat(np.arange(len(classes) - 1), np.diff(classes))
+        parts = Parts.of(self.parts)
+        if clients is not None:
+            parts = Parts(parts.order, parts.offsets[clients])
+        return class_table(of_class[self.labels], parts, len(classes) - 1)
+
     @cached_property
     def statistics(self) -> Statistics:
         """Sizes, classes and distance to the global mix of every client."""
@@ -261,11 +277,11 @@ def _server_positions(whole: Labels, kept: np.ndarray, recipe: SplitRecipe) -> n
         rng = numpy_generator(recipe.seed, "server-split")
         is_kept = np.zeros(len(whole.y), dtype=bool)
         is_kept[kept] = True
-        for c in range(whole.num_classes):
-            of_class = whole.y == c
-            dropped = rng.permutation(np.flatnonzero(of_class & ~is_kept))
+        ends = np.cumsum(whole.counts())[:-1]
+        for of_class in np.split(np.argsort(whole.y, kind="stable"), ends):
+            dropped = rng.permutation(of_class[~is_kept[of_class]])
             chosen.append(dropped[: recipe.server_per_class])
-            held = rng.permutation(np.flatnonzero(of_class & is_kept))
+            held = rng.permutation(of_class[is_kept[of_class]])
             more = recipe.server_per_class - len(chosen[-1])
             chosen.append(held[: min(more, len(held) // 2)])
     return np.sort(np.concatenate(chosen))

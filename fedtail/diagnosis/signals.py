@@ -216,11 +216,12 @@ class Readings:
         """Return each class: samples, holders, held-out accuracy of both heads."""
         every = range(len(self.told))
         told = [self._sum(n, every, True) for n in ("samples", "trained 0", "closed")]
+        counts, held = self.counts(every), self._sum("held", every)
         return [
             {
                 "class": name,
-                "samples": int(self.counts(every)[c]),
-                "clients": int(self._sum("held", every)[c]),
+                "samples": int(counts[c]),
+                "clients": int(held[c]),
                 "trained": told[1][c] / told[0][c] if told[0][c] else None,
                 "closed": told[2][c] / told[0][c] if told[0][c] else None,
             }

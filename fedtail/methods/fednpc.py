@@ -88,11 +88,13 @@ class FedNPC(FedAvg[ModelState]):
         """Return the classifier before the first step and after each, of the whole batch."""
         weight, bias = head
         moved, shifted = torch.zeros_like(weight), weight.new_zeros(len(weight))
-        target = torch.eye(len(weight), device=h.device)[y.to(h.device)]
+        own = torch.arange(len(h), device=h.device), y.to(h.device)
         found = [noise_step(0, head, head)]
         for step in range(1, self.steps + 1):
             z = h @ weight.T if bias is None else h @ weight.T + bias
-            error = (z.softmax(dim=1) - target) / len(h)
+            error = z.softmax(dim=1)
+            error[own] -= 1
+            error /= len(h)
             moved = self.noise_momentum * moved + error.T @ h
             weight = weight - self.noise_lr * moved
             if bias is not None:

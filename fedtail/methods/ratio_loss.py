@@ -169,7 +169,8 @@ def change_ratios(changes: Mapping[int, Tensor], num_classes: int) -> Tensor:
     r = torch.full((num_classes,), NO_OTHER, dtype=torch.float64)
     for row, c in enumerate(classes):
         mine = alone & (who == row)
-        others = delta[torch.arange(len(classes)) != row][:, mine].sum() / max(1, len(classes) - 1)
+        # Of the entries first: a copy of all that the others change would be made for each class.
+        others = delta[:, mine][torch.arange(len(classes)) != row].sum() / max(1, len(classes) - 1)
         if others != 0:
             r[c] = delta[row][mine].sum().abs() / others.abs()
     return r.clamp(max=LARGEST_RATIO).float()

@@ -299,8 +299,14 @@ def planned(
         How many preliminary exchanges, each with every client.
     """
     budget = Budget(privacy, clients, size, cohorts, clip=privacy.clip)
+    # What counts is how many are asked; only in the local model who is asked most often, and so
+    # only there all cohorts are drawn in advance.
+    some = Spending(dict.fromkeys(range(size), 1), budget.draws)
     releases = [
-        Spending(dict.fromkeys(budget.cohort(r), 1), budget.draws) for r in range(1, rounds + 1)
+        some
+        if privacy.model == "central"
+        else Spending(dict.fromkeys(budget.cohort(r), 1), budget.draws)
+        for r in range(1, rounds + 1)
     ]
     if setup:
         releases.insert(0, Spending(dict.fromkeys(range(clients), setup), drawn=False))

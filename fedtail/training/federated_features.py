@@ -315,13 +315,13 @@ def train_head(
         # Classes stand first: a product that is as narrow as they are few is slow.
         w = weight.clone(memory_format=torch.contiguous_format)
         y = y.to(h.device).repeat_interleave(m)
-        unit = torch.eye(num_classes, dtype=h.dtype, device=h.device)
         for _ in range(epochs):
             order = torch.randperm(len(h), generator=gen).to(h.device)
             # Many batches are gathered at once, not all: a one-hot label is C numbers.
             for block in torch.split(order, BATCHES_AT_ONCE * batch_size):
                 inputs = torch.split(h.index_select(0, block), batch_size)
-                labels = torch.split(unit.index_select(1, y[block]), batch_size, dim=1)
+                ones = h.new_zeros(num_classes, len(block)).scatter_(0, y[block][None], 1)
+                labels = torch.split(ones, batch_size, dim=1)
                 for x, e in zip(inputs, labels, strict=True):
                     r = torch.softmax(w @ x.T, dim=0).sub_(e)
                     w.addmm_(r, x, alpha=-lr / len(x))

@@ -210,3 +210,24 @@ def test_one_client_is_no_less_than_no_distance_from_all() -> None:
     labels = np.repeat(np.arange(10), sizes)
     split = make_split(labels, 10, NoTail(), IID(), 1, seed=0)
     assert "global mix: 0.000" in split.summary()[-1]
+
+
+def test_ranges_are_sums_of_counts() -> None:
+    split, classes, clients = split_of(), np.array([0, 2, 5]), np.array([0, 3, 4, 8])
+    by_class = np.add.reduceat(split.counts, classes[:-1], axis=1)
+    assert np.array_equal(split.ranges(classes), by_class)
+    by_both = np.add.reduceat(by_class, clients[:-1], axis=0)
+    assert np.array_equal(split.ranges(classes, clients), by_both)
+
+
+def test_many_clients_and_classes_are_shown_without_a_cell_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtail.data.plot.MOST_DRAWN", 50)
+    split = make_split(np.tile(np.arange(100), 10), 100, NoTail(), IID(), 60, 0)
+    shown(split.table())
+    shown(terminal(split))
+    draw_split(split, tmp_path / "split.svg")
+    assert "counts" not in vars(split)
+    text = (tmp_path / "split.svg").read_text()
+    assert "samples of up to 2 clients and 2 classes" in text

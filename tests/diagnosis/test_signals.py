@@ -172,3 +172,18 @@ def test_verdicts() -> None:
 def test_a_probe_that_nobody_answered_is_one_sentence() -> None:
     with pytest.raises(FedtailError, match="no readings: not enough clients answered"):
         Readings([{"method": {}}], 4, 2)
+
+
+def test_classes_are_listed_without_adding_up_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [group([3, 1], [[2, 0], [1, 1]])] * 2
+    found = readings(groups, [exam([3, 1])] * 2, [[1.0, 0.0], [0.0, 1.0]])
+    added: list[str] = []
+    plain = Readings._sum
+
+    def noting(self: Readings, name: str, *rest: Any) -> Any:
+        added.append(name)
+        return plain(self, name, *rest)
+
+    monkeypatch.setattr(Readings, "_sum", noting)
+    assert [row["samples"] for row in found.classes(["a", "b"])] == [6, 2]
+    assert len(added) == len(set(added))

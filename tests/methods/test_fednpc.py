@@ -6,6 +6,7 @@ import inspect
 import math
 
 import pytest
+import sizes
 import tiny
 import torch
 from torch import nn
@@ -149,3 +150,10 @@ def test_training_is_fedavgs() -> None:
 def test_another_classifier_is_refused() -> None:
     with pytest.raises(FedtailError, match="linear classifier"):
         FedNPC().build_model(SplitModel(nn.Sequential(nn.Identity(), CosineHead(2, 2)), "1"))
+
+
+def test_many_classes_need_no_table_of_them() -> None:
+    # 3,000 classes, 10 features of noise: 30,000 logits. A table of classes has 9,000,000 numbers.
+    h, y = torch.ones(10, 2), torch.arange(10)
+    head = Head(torch.zeros(3000, 2), torch.zeros(3000))
+    assert sizes.made(lambda: FedNPC(steps=1).path(head, h, y)).largest <= 30_000

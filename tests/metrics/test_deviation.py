@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import sizes
 import tiny
 import torch
 from torch import Tensor, nn
@@ -172,3 +173,14 @@ def test_losses_without_margins_leave_logits_alone() -> None:
     z, context = torch.tensor([[1.0, 2.0]]), LossContext(torch.ones(2), torch.ones(2), 1, 1)
     assert FedAvg().loss.adjusted(z, context) is z
     assert BalancedSoftmax(tau=0).adjusted(z, context) is z
+
+
+def test_classes_that_a_client_lacks_cost_it_no_pairs() -> None:
+    # A client with two of 2,000 classes: its probabilities are 3 · 2,000, pairs of all 4,000,000.
+    model = SplitModel(nn.Sequential(nn.Linear(1, 2000)))
+    data = tiny.federation([[1.0]] * 3, [5, 5, 1000], [range(3)], classes=2000)
+    payload = Payload(grouped("model", model.tensors()))
+    client = tiny.client(data, 0, model)
+    method: Any = FedAvg()
+    assert int(method.count_deviation(payload, client).group("deviation")["pairs"]) == 1
+    assert sizes.made(lambda: method.count_deviation(payload, client)).largest <= 6000

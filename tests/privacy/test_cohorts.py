@@ -14,6 +14,7 @@ import torch
 from fedtail import SLAC, FedtailError, Privacy, run
 from fedtail.privacy import server_side
 from fedtail.privacy.accounting import Release, spent
+from fedtail.privacy.budget import planned
 from fedtail.privacy.cohorts import Cohorts
 from fedtail.privacy.noise import RandomBytes, hidden
 
@@ -138,3 +139,14 @@ def test_all_noise_of_a_round_goes_with_the_clip_of_the_round(
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(FedtailError, match=said):
         Privacy(epsilon=1.0, **fields)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_noise_is_planned_without_drawing_anybody(sampling: str) -> None:
+    # How many are drawn is enough: of a hundred thousand clients each draw takes a while.
+    cohorts = Cohorts(1000, 10, poisson=sampling == "poisson")
+    privacy = Privacy.model_validate({"epsilon": 8.0, "sampling": sampling})
+    budget = planned(privacy, 1000, 10, cohorts, 5, 0)
+    release = Release(10, 1000, 1, sampling == "poisson")
+    assert spent({release: 5}, budget.noise, privacy.delta, privacy.distance) <= 8.0
+    assert not cohorts._drawn

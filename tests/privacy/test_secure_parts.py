@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,17 +186,42 @@ def test_a_desk_answers_each_step_once_and_forgets(tmp_path: Path) -> None:
     for step in ("keys", "open"):
         with pytest.raises(Refused, match=f"'{step}' of this secure sum was answered before"):
             desk.once(3, one, step)
-    files = sorted(path.name.partition(".")[2] for path in desk.folder.iterdir())
+    files = sorted(path.name.partition(".")[2] for path in desk.folder.glob("3/*"))
     assert files == ["keys", "open", "secrets"]
     if os.name == "posix":
-        assert all(path.stat().st_mode & 0o077 == 0 for path in desk.folder.iterdir())
+        assert all(path.stat().st_mode & 0o077 == 0 for path in desk.folder.glob("3/*"))
     # The next exchange of this client, and not of client 30, erases all of it.
     desk.begin(30, other, other[:32])
     assert desk.read(3, one) == {"mask": "00"}
     desk.begin(3, other, other[:32])
     with pytest.raises(Refused, match="not here any more"):
         desk.read(3, one)
-    assert len(list(desk.folder.iterdir())) == 2
+    assert len(list(desk.folder.glob("*/*"))) == 2
+
+
+def test_a_desk_of_many_clients_is_not_read_through_for_each_of_them(tmp_path: Path) -> None:
+    # 20 clients with two files each, and one more.
+    desk, session = Desk(tmp_path, durable=False), "a" * 96
+    for client in range(20):
+        desk.begin(client, session, session[:32])
+        desk.write(client, session, {})
+    looked: list[Path] = []
+
+    def noting(plain: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def look(path: Path) -> Any:
+            looked.append(path)
+            return plain(path)
+
+        return look
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("scandir", "listdir"):
+            patched.setattr(os, name, noting(getattr(os, name)))
+        desk.begin(20, session, session[:32])
+        desk.write(20, session, {})
+        desk.erase(20, session)
+    assert all(Path(path) == tmp_path / "20" for path in looked)
+    assert len(list(tmp_path.iterdir())) == 20
 
 
 def test_nothing_tells_who_took_part_when_a_sum_is_over(tmp_path: Path) -> None:
@@ -204,7 +231,8 @@ def test_nothing_tells_who_took_part_when_a_sum_is_over(tmp_path: Path) -> None:
         desk.write(3, session, {})
     desk.once(3, one, "open")
     desk.erase(3, one)
-    assert {path.name for path in desk.folder.iterdir()} == {f"3-{part}.keys", f"3-{part}.secrets"}
+    left = {path.name for path in desk.folder.glob("3/*")}
+    assert left == {f"{part}.keys", f"{part}.secrets"}
     # What comes after the last step is refused, and leaves no mark.
     with pytest.raises(Refused, match="not here any more"):
         desk.once(3, one, "open")

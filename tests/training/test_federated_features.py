@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sizes
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -241,3 +242,11 @@ def test_a_pull_is_one_more_term_of_the_loss(chunk: int, monkeypatch: pytest.Mon
     matched = match_features(features, head, targets, CODE, 1, 0.3).features
     pulled = pull_features(features, classes, pull, 1, 0.3)
     assert torch.allclose(both - features, matched + pulled - 2 * features, atol=1e-5)
+
+
+def test_a_head_of_many_classes_needs_no_table_of_them() -> None:
+    # 3,000 classes, of four of which there is a feature each: 12,000 one-hot numbers.
+    head, features = head_of(3000, 2), drawn(4, 1, 2)
+    classes, draw = torch.tensor([7, 0, 2999, 5]), torch.Generator().manual_seed(0)
+    counted = sizes.made(lambda: train_head(head, features, 1, 2, 0.1, draw, classes))
+    assert counted.largest <= 12_000

@@ -71,10 +71,13 @@ def apportion(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     The cumulative sums are truncated, as the papers' code does; the last part takes the rest.
     """
     total = np.asarray(total, dtype=np.int64)
-    edges = (np.cumsum(shares, axis=-1) * total[..., None]).astype(np.int64)
-    edges = np.minimum(edges, total[..., None])
+    ends = np.cumsum(shares, axis=-1)
+    ends *= total[..., None]
+    edges = ends.astype(np.int64)
+    np.minimum(edges, total[..., None], out=edges)
     edges[..., -1] = total
-    return np.diff(edges, axis=-1, prepend=0)
+    np.subtract(edges[..., 1:], edges[..., :-1], out=edges[..., 1:])
+    return edges
 
 
 def repaired(client: np.ndarray, labels: Labels, clients: int, minimum: int) -> np.ndarray:

@@ -57,12 +57,17 @@ class Dirichlet(Partition):
                 break
         client = np.empty(len(labels.y), dtype=np.int64)
         for positions, row in zip(by_class(labels, rng), counts, strict=True):
-            client[positions] = np.repeat(np.arange(clients), row)
+            if len(positions):
+                client[positions] = np.repeat(np.arange(clients), row)
         return repaired(client, labels, clients, minimum)
 
     def _counts(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Draw how many samples of each class (rows) each client (columns) holds."""
-        return apportion(dirichlet(rng, np.full(clients, self.alpha), rows=len(sizes)), sizes)
+        shares = dirichlet(rng, np.full(clients, self.alpha), rows=len(sizes))
+        counts = np.empty(shares.shape, dtype=np.int64)
+        for c, size in enumerate(sizes.tolist()):  # all at once would take three times the memory
+            counts[c] = apportion(shares[c], size)
+        return counts
 
 
 @Partition.register("dirichlet-balanced")
@@ -77,12 +82,14 @@ class BalancedDirichlet(Dirichlet):
         shares = dirichlet(rng, np.full(clients, self.alpha), rows=len(sizes))
         held = np.zeros(clients, dtype=np.int64)
         counts = np.zeros((len(sizes), clients), dtype=np.int64)
-        for c, size in enumerate(sizes.tolist()):
-            full = held * clients >= sizes.sum()
+        equal, tiny = -(-sizes.sum() // clients), np.finfo(float).tiny
+        for c in np.flatnonzero(sizes).tolist():  # a small group lacks most of many classes
+            full = held >= equal
             share = np.where(full, 0.0, shares[c])
-            if size and share.sum() == 0.0:
+            mass = share.sum()
+            if mass == 0.0:
                 # All of a very small alpha's mass fell on full clients: its limit, one open client.
-                share[rng.choice(np.flatnonzero(~full))] = 1.0
-            counts[c] = apportion(share / max(share.sum(), np.finfo(float).tiny), size)
+                mass = share[rng.choice(np.flatnonzero(~full))] = 1.0
+            counts[c] = apportion(share / max(mass, tiny), sizes[c])
             held += counts[c]
         return counts

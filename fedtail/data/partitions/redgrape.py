@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedtail.data.partitions.base import Labels, Partition
 from fedtail.data.partitions.common import MOST_ALPHA, by_class, check_clients, dirichlet
+from fedtail.data.parts import Parts
 
 
 @Partition.register("redgrape")
@@ -38,15 +39,21 @@ class RedGrapeSplit(Partition):
         present = np.flatnonzero(counts)
         mixes = dirichlet(rng, self.alpha * counts[present] / counts.sum(), rows=clients - 1)
         size = len(labels.y) // clients
-        takes = np.zeros((clients, labels.num_classes), dtype=np.int64)
-        for k, mix in enumerate(mixes):
-            takes[k] = _take(present, mix, size, left)
-        takes[-1] = left
-        shares = [
-            np.split(positions, np.cumsum(takes[:-1, c]))
-            for c, positions in enumerate(by_class(labels, rng))
-        ]
-        return [np.sort(np.concatenate(part)) for part in zip(*shares, strict=True)]
+        # Of each client the classes that it holds and how many: a table would have a cell for all.
+        takes = [_held(_take(present, mix, size, left)) for mix in mixes]
+        takes.append(_held(left))
+        owner = np.repeat(np.arange(clients), [len(classes) for classes, _ in takes])
+        classes, number = (np.concatenate(column) for column in zip(*takes, strict=True))
+        order = np.argsort(classes, kind="stable")
+        client = np.empty(len(labels.y), dtype=np.int64)
+        client[np.concatenate(by_class(labels, rng))] = np.repeat(owner[order], number[order])
+        return Parts.by_owner(client, clients)
+
+
+def _held(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes that there are samples of, and how many."""
+    classes = np.flatnonzero(counts)
+    return classes, counts[classes]
 
 
 def _take(present: np.ndarray, mix: np.ndarray, size: int, left: np.ndarray) -> np.ndarray:
@@ -55,9 +62,11 @@ def _take(present: np.ndarray, mix: np.ndarray, size: int, left: np.ndarray) -> 
     # What is still promised to nobody. It shrinks by what a class should have given, not by what
     # it had: a shortage is made good at once, from other classes, and the size stays exact.
     room = size
-    for c, share in zip(present.tolist(), mix.tolist(), strict=True):
-        # Rounded shares need not add up to the size; the last class makes up for it.
-        want = room if c == present[-1] else min(round(share * size), room)
+    wanted = np.rint(mix * size)
+    wanted[-1] = size  # rounded shares need not add up to the size; the last class makes up for it
+    asked = np.flatnonzero(wanted)  # of many classes most are not
+    for c, share in zip(present[asked].tolist(), wanted[asked].tolist(), strict=True):
+        want = min(int(share), room)
         have = min(want, int(left[c]))
         left[c] -= have
         taken[c] += have

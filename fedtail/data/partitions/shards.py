@@ -12,6 +12,9 @@ from fedtail.data.partitions.common import by_class, check_clients, repaired, tr
 from fedtail.data.parts import Parts
 from fedtail.errors import FedtailError
 
+ROWS = 1000
+"""Clients whose classes are drawn at a time: the draws of all need sixteen times the memory."""
+
 
 @Partition.register("shards")
 class Shards(Partition):
@@ -75,14 +78,17 @@ class Pathological(Partition):
 def _draw_holders(clients: int, classes: int, width: int, rng: np.random.Generator) -> np.ndarray:
     """Return which client (rows) holds which class (columns); every class has a holder."""
     for _ in range(tries(clients, classes)):
-        drawn = np.argsort(rng.random((clients, classes)), axis=1)[:, :width]
         holds = np.zeros((clients, classes), dtype=bool)
-        np.put_along_axis(holds, drawn, True, axis=1)
-        if holds.any(axis=0).all():
+        for rows in np.split(holds, range(ROWS, clients, ROWS)):
+            drawn = np.argsort(rng.random(rows.shape), axis=1)[:, :width]
+            np.put_along_axis(rows, drawn, True, axis=1)
+        holders = holds.sum(axis=0)
+        if holders.all():
             break
-    for orphan in np.flatnonzero(~holds.any(axis=0)).tolist():
+    for orphan in np.flatnonzero(holders == 0).tolist():
         # clients * width >= classes: while one class has no holder, another has at least two.
-        spare = int(holds.sum(axis=0).argmax())
+        spare = int(holders.argmax())
         holder = int(holds[:, spare].argmax())
         holds[holder, [spare, orphan]] = False, True
+        holders[[spare, orphan]] += -1, 1
     return holds

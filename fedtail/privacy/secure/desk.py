@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedtail.protocol import ClientId
 
 @dataclass(frozen=True)
 class Desk:
-    """A folder with the secrets and marks of one secure sum for each client.
+    """A folder with one for each client, of the secrets and marks of a secure sum.
 
     Attributes
     ----------
@@ -37,9 +38,10 @@ class Desk:
 
     def begin(self, client: ClientId, session: str, attempt: str) -> None:
         """Erase what earlier exchanges left, and mark that this sum begins."""
-        make_folder(self.folder)
-        for old in self.folder.glob(f"{client}-*"):
-            if not old.name.startswith(f"{client}-{attempt}"):
+        own = self._own(client)
+        make_folder(own) if self.durable else own.mkdir(parents=True, exist_ok=True)
+        for old in own.iterdir():
+            if not old.name.startswith(attempt):
                 old.unlink(missing_ok=True)
         self.once(client, session, "keys")
 
@@ -58,7 +60,7 @@ class Desk:
                 os.fsync(mark)
         finally:
             os.close(mark)
-        self._sync()
+        self._sync(client)
 
     def write(self, client: ClientId, session: str, secrets: dict[str, Any]) -> None:
         """Keep the secrets of a sum, for the client's own user alone."""
@@ -80,9 +82,12 @@ class Desk:
     def erase(self, client: ClientId, session: str) -> None:
         """Forget the secrets of a sum, and then that there was one."""
         self._path(client, session, "secrets").unlink()
-        self._sync()  # no power cut may bring secrets back without their marks
-        for mark in self.folder.glob(f"{client}-{session}.*"):
+        self._sync(client)  # no power cut may bring secrets back without their marks
+        own = self._own(client)
+        for mark in own.glob(f"{session}.*"):
             mark.unlink(missing_ok=True)
+        with suppress(OSError):  # the client is in another sum of the exchange
+            own.rmdir()
 
     def clear(self) -> None:
         """Forget every sum: where a run is over, one that broke off has nothing to come back to."""
@@ -91,11 +96,15 @@ class Desk:
     def _path(self, client: ClientId, session: str, suffix: str) -> Path:
         if not re.fullmatch("[0-9a-f]{96}", session):  # the server says it, and it names a file
             raise self._unknown()
-        return self.folder / f"{client}-{session}.{suffix}"
+        return self._own(client) / f"{session}.{suffix}"
 
-    def _sync(self) -> None:
+    def _own(self, client: ClientId) -> Path:
+        """Return the client's own folder: one for all would be read through for each of them."""
+        return self.folder / str(client)
+
+    def _sync(self, client: ClientId) -> None:
         if self.durable:
-            sync_folder(self.folder)
+            sync_folder(self._own(client))
 
     @staticmethod
     def _unknown() -> Refused:

@@ -1,13 +1,17 @@
 """What tells one scheme from another, on data small enough to count."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from fedtail.data.partitions import (
     IID,
     CReFFSplit,
+    Dirichlet,
     Labels,
     Natural,
+    Partition,
     Pathological,
     RedGrapeSplit,
     Shards,
@@ -125,3 +129,43 @@ def test_natural_says_what_is_missing() -> None:
         Natural().split(labels, 2, rng())
     with pytest.raises(FedtailError, match="only 3 natural clients"):
         Natural().split(Labels(labels.y, 1, np.arange(6) // 2), 4, rng())
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "classes", "megabytes"),
+    [
+        # A million cells, each at least a number that was drawn: 8 bytes.
+        (RedGrapeSplit(), 1000, 1000, 16),
+        (Dirichlet(min_size=1), 1000, 1000, 30),
+        (Pathological(classes_per_client=2), 4000, 250, 10),  # a thousand clients are drawn at once
+    ],
+    ids=str,
+)
+def test_many_clients_times_many_classes_cost_little_more_than_the_draws(
+    partition: Partition, clients: int, classes: int, megabytes: int
+) -> None:
+    labels = Labels(np.arange(2 * clients) % classes, classes)
+    tracemalloc.start()
+    try:
+        parts = partition.split(labels, clients, rng())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(part) for part in parts) == 2 * clients
+    assert peak < megabytes * 2**20
+
+
+def test_a_group_of_creff_passes_over_classes_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut: list[int] = []
+
+    def counted(shares: np.ndarray, total: int) -> np.ndarray:
+        cut.append(int(total))
+        return apportion(shares, total)
+
+    monkeypatch.setattr("fedtail.data.partitions.dirichlet.apportion", counted)
+    # 10 clients with 30 samples of 30 classes out of 900.
+    CReFFSplit().split(Labels(30 * np.arange(30), 900), 10, rng())
+    assert cut
+    assert all(cut)
