@@ -15,7 +15,10 @@ from feature_views import make_view
 from run_folders import record, write_run
 
 from fedtail.report import as_csv, as_latex, make_lines, read_runs, write_figures
-from fedtail.report.figures import KINDS
+from fedtail.report.feature_map import draw_map
+from fedtail.report.figures import KINDS, _over_rounds
+from fedtail.study.lines import Line
+from fedtail.study.runs import Run
 
 
 @pytest.fixture
@@ -123,6 +126,23 @@ def test_the_figures_of_features(study: Path, tmp_path: Path) -> None:
         drawn[client] = {path.name: path.read_bytes() for path in paths}
     assert drawn[None]["norms.png"] == drawn[1]["norms.png"]
     assert drawn[None]["features.png"] != drawn[1]["features.png"]  # other marks
+
+
+def test_names_in_a_figure_are_letters_and_all_are_there() -> None:
+    from matplotlib.figure import Figure
+
+    odd = ("_mine", "$x_{$")
+    runs = (Run(Path(), {"seed": 0}, [record(1, 0.5), record(2, 0.6)], True),)
+    curves = Figure().subplots()
+    _over_rounds(curves, [Line(label, runs) for label in odd])
+    shown = [text.get_text().strip() for text in curves.get_legend().get_texts()]
+    assert shown == ["_mine", r"\$x_{\$"]
+    maps = Figure()
+    views = {name: make_view(classes=("_silence_", "$cat_{$", "owl")) for name in odd}
+    draw_map(maps, views)
+    maps.draw_without_rendering()  # a formula that is none would be an error
+    legend = [text.get_text().strip() for text in maps.legends[0].get_texts()]
+    assert "_silence_" in legend
 
 
 @pytest.mark.slow
