@@ -102,7 +102,7 @@ class Line:
     def per_class(self) -> list[MeanAndDeviation]:
         """Return the accuracy of each class with the model that is shipped, over seeds."""
         rows = [(run.tested or {}).get("per_class") or [] for run in self.runs]
-        classes = max(map(len, rows))
+        classes = max(map(len, rows), default=0)
         return [moments([row[c] for row in rows if c < len(row)]) for c in range(classes)]
 
 
