@@ -90,6 +90,18 @@ def test_the_files_of_a_run_are_not_written_over(study: Path) -> None:
     assert fedtail("report", str(study), "--out", str(study / "b" / "report.html")).code == 0
 
 
+def test_a_wrong_file_is_refused_before_one_is_written(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    before, page = files(tmp_path), ["--out", str(tmp_path / "r.html")]
+    for flag, path, said in (
+        ("--csv", tmp_path / "r.html", "is refused: it is to hold another table or the page too"),
+        ("--latex", study, "is refused: it is a folder; name a file"),
+        ("--figures", tmp_path / "file", "is refused: it is a file; name a folder"),
+    ):
+        assert said in one_sentence(fedtail("report", str(study), *page, flag, str(path)))
+    assert files(tmp_path) == before
+
+
 def test_the_help_fits(tmp_path: Path) -> None:
     shown = fedtail("report", "--help").out
     assert all(len(line) <= 80 for line in shown.splitlines())
