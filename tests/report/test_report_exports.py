@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import fedtail, files, one_sentence
@@ -145,7 +146,7 @@ def test_names_in_a_figure_are_letters_and_all_are_there() -> None:
 
     odd = ("_mine", "$x_{$")
     runs = (Run(Path(), {"seed": 0}, [record(1, 0.5), record(2, 0.6)], True),)
-    curves = Figure().subplots()
+    curves: Any = Figure().subplots()
     _over_rounds(curves, [Line(label, runs) for label in odd])
     shown = [text.get_text().strip() for text in curves.get_legend().get_texts()]
     assert shown == ["_mine", r"\$x_{\$"]
