@@ -113,8 +113,15 @@ def report(
     from fedtail.study.runs import read_runs
     from fedtail.study.tables import as_csv, as_latex
 
-    for path in filter(None, (out, csv, latex)):
+    asked = [path for path in (out, csv, latex) if path is not None]
+    for number, path in enumerate(asked):
         must_not_replace(path)
+        if path.is_dir():
+            raise FedtailError(f"'{path}' is refused: it is a folder; name a file")
+        if path.resolve() in [other.resolve() for other in asked[:number]]:
+            raise FedtailError(f"'{path}' is refused: it is to hold another table or the page too")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise FedtailError(f"--figures {figures} is refused: it is a file; name a folder")
     runs = read_runs(folders)
     lines = make_lines(runs)
     for caution in cautions(lines):

@@ -155,6 +155,11 @@ def literal(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+def in_legend(name: str) -> str:
+    """Return a name for a legend, where Matplotlib leaves out what begins with an underscore."""
+    return literal(f" {name}" if name.startswith("_") else name)
+
+
 def _rendered(figure: Figure, kind: str) -> bytes:
     known = figure.canvas.get_supported_filetypes()
     if kind.lower() not in known:

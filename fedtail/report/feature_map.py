@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtail.data.plot import literal
+from fedtail.data.plot import in_legend, literal
 from fedtail.metrics.groups import by_frequency
 from fedtail.report.features import GROUPS, SIDES, FeatureView
 
@@ -47,7 +47,7 @@ def draw_map(figure: Figure, views: Mapping[str, FeatureView], client: int | Non
         axes.set_axis_on()
         axes.set(xticks=[], yticks=[])
         axes.set_aspect("equal", adjustable="datalim")  # one scale, and boxes of one size
-        axes.set_title(label, fontsize=8)
+        axes.set_title(literal(label), fontsize=8)
         _draw(axes, view, client)
     _legend(figure, next(iter(views.values())), client)
 
@@ -80,7 +80,7 @@ def _legend(figure: Figure, view: FeatureView, client: int | None) -> None:
     entries = [entry(name, mark, "0.3") for name, mark in zip(names, MARKERS, strict=True)]
     shown = colours(view)
     if len(shown) <= NAMED:
-        entries += [entry(literal(view.classes[c]), "s", colour) for c, colour in shown.items()]
+        entries += [entry(in_legend(view.classes[c]), "s", colour) for c, colour in shown.items()]
     columns = int(np.clip(figure.get_size_inches()[0] * 1.3, 3, 7))
     figure.legend(
         handles=entries, loc="outside lower center", ncols=columns, fontsize=6, frameon=False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtail.data.plot import literal
+from fedtail.data.plot import in_legend, literal
 from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.curves import traffic
 from fedtail.metrics.groups import by_frequency
@@ -121,7 +121,7 @@ def _curves(
         x, mean, std = zip(*points, strict=True)
         colour = COLOURS[number % len(COLOURS)]
         marker = "o" if len(points) == 1 else ""  # a line of one point is not seen
-        axes.plot(x, mean, color=colour, label=line.label, linewidth=1.5, marker=marker)
+        axes.plot(x, mean, color=colour, label=in_legend(line.label), linewidth=1.5, marker=marker)
         low = [m - s for m, s in zip(mean, std, strict=True)]
         high = [m + s for m, s in zip(mean, std, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -158,7 +158,9 @@ def _groups(axes: Any, lines: Sequence[Line]) -> None:
             at, mean, std = zip(*known, strict=True)
             places = [place - 0.4 + width * (number + 0.5) for place in at]
             colour = COLOURS[number % len(COLOURS)]
-            axes.bar(places, mean, width, yerr=std, color=colour, label=line.label, capsize=2)
+            axes.bar(
+                places, mean, width, yerr=std, color=colour, label=in_legend(line.label), capsize=2
+            )
     axes.set_xticks(range(len(GROUPS)), GROUPS)
     axes.set_ylabel("accuracy (%)")
     _finish(axes)
@@ -175,7 +177,9 @@ def _classes(axes: Any, lines: Sequence[Line]) -> None:
         if known:
             colour = COLOURS[number % len(COLOURS)]
             marker = "o" if len(values) <= 20 else ""
-            axes.plot(*zip(*known, strict=True), color=colour, label=line.label, marker=marker)
+            axes.plot(
+                *zip(*known, strict=True), color=colour, label=in_legend(line.label), marker=marker
+            )
     _name_classes(axes, named_classes(lines[0].runs), class_counts(lines[0]))
     axes.set_ylabel("accuracy (%)")
     _finish(axes)
@@ -195,7 +199,9 @@ def _norms(axes: Any, views: Mapping[str, FeatureView]) -> None:
     for number, (label, view) in enumerate(views.items()):
         norms = view.norms.mean(axis=0)[by_frequency(view.class_counts)]
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(norms, color=colour, label=label, marker="o" if len(norms) <= 20 else "")
+        axes.plot(
+            norms, color=colour, label=in_legend(label), marker="o" if len(norms) <= 20 else ""
+        )
     first = next(iter(views.values()))
     _name_classes(axes, first.classes, first.class_counts)
     axes.set_ylabel("length of the class vector")

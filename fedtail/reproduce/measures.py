@@ -115,4 +115,7 @@ def measure(run: Finished, how: Score, other: Finished | None = None) -> float:
     b = MEASURES[how.measure](other, how)
     if how.against == "minus":
         return how.factor * (a - b)
+    if not b:
+        title = other.experiment.title
+        raise FedtailError(f"nothing is a share of '{title}', whose '{how.key}' is 0")
     return how.factor * (a - b if how.against == "gain" else b - a) / b

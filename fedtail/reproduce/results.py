@@ -32,16 +32,22 @@ def as_rows(lines: Sequence[Compared]) -> list[list[str]]:
 
 
 def _row(line: Compared) -> list[str]:
-    covered = {None: "-", True: "yes", False: "no"}[line.covered]
+    return [_shown(value) for value in _values(line)]
+
+
+def _values(line: Compared) -> list[str | float | None]:
+    covered = {None: None, True: "yes", False: "no"}[line.covered]
     cell = line.cell
     names = [cell.dataset, cell.setting, cell.method, line.metric]
-    numbers = [_number(n) for n in (line.paper, line.mean, line.deviation)]
-    return [*names, *numbers, str(len(line.ours)), _number(line.difference), covered]
+    numbers = [line.paper, line.mean, line.deviation, len(line.ours), line.difference]
+    return [*names, *numbers, covered]
 
 
-def _number(value: float | None) -> str:
+def _shown(value: str | float | None) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str | int):
+        return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 
@@ -61,10 +67,10 @@ def as_plain(table: Table, scale: Scale, lines: Sequence[Compared]) -> dict[str,
 
 def write_tables(folder: Path, table: Table, scale: Scale, lines: Sequence[Compared]) -> None:
     """Write ``results.json``, ``results.csv`` and ``results.md``."""
-    rows, plain = as_rows(lines), as_plain(table, scale, lines)
+    plain = as_plain(table, scale, lines)
     write_atomic(folder / "results.json", json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    write_atomic(folder / "results.csv", written(rows[0], rows[1:]))
-    write_atomic(folder / "results.md", markdown(table, scale, rows))
+    write_atomic(folder / "results.csv", written(HEADINGS, map(_values, lines)))
+    write_atomic(folder / "results.md", markdown(table, scale, as_rows(lines)))
 
 
 def markdown(table: Table, scale: Scale, rows: Sequence[Sequence[str]]) -> str:

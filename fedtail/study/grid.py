@@ -92,7 +92,7 @@ def _lines(cell: str, broken: bool) -> list[str]:
 
 def folded(text: str, mark: str, width: int) -> list[str]:
     """Return text in lines that end after a mark, or in the middle of what alone is too wide."""
-    lines = [""]
+    lines, width = [""], max(width, 1)
     for part in text.replace(mark, f"{mark}\n").split("\n"):
         if lines[-1] and cell_len((lines[-1] + part).rstrip()) > width:
             lines.append("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -102,7 +103,7 @@ class Line:
     def per_class(self) -> list[MeanAndDeviation]:
         """Return the accuracy of each class with the model that is shipped, over seeds."""
         rows = [(run.tested or {}).get("per_class") or [] for run in self.runs]
-        classes = max(map(len, rows))
+        classes = max(map(len, rows), default=0)
         return [moments([row[c] for row in rows if c < len(row)]) for c in range(classes)]
 
 
@@ -125,12 +126,16 @@ def make_lines(runs: Sequence[Run]) -> list[Line]:
 
     A label is what was typed for the runs of a study. Otherwise it is the method's name, with the
     settings of the protocol that differ anywhere, and those of the method where it appears more
-    than once; so are lines told apart for which the same was typed.
+    than once; so are lines told apart for which the same was typed. A seed that is there twice, in
+    two folders, is of a line more.
     """
     groups: dict[str, list[Run]] = {}
+    seen: Counter[str] = Counter()
     for run in runs:
         key = json.dumps([run.label, identity(run)], sort_keys=True)
-        groups.setdefault(key, []).append(run)
+        again = f"{key} {run.seed}"
+        groups.setdefault(f"{key} {seen[again]}", []).append(run)
+        seen[again] += 1
     kept = list(groups.values())
     firsts = [members[0] for members in kept]
     lines: list[Line] = []

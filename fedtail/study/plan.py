@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedtail.experiment import Experiment
 from fedtail.methods import Method
 from fedtail.study.lines import short
 from fedtail.study.runs import seeded
-from fedtail.study.spec import apply_method, field_meant, folder_name, method_class
+from fedtail.study.spec import apply_method, field_meant, folder_name, method_class, told_apart
 
 Point = tuple[tuple[str, Any], ...]
 """One value for each choice, under its dotted name."""
@@ -45,6 +45,18 @@ def make_plan(
                 raise FedtailError(f"{label}: {error}") from None
             plan.append(Planned(label, seed, experiment, out / folder_name(label, seed)))
     return plan
+
+
+def apart(plan: Sequence[Planned]) -> list[Planned]:
+    """Return the plan with a folder for each label: names of folders have fewer letters."""
+    owners: dict[Path, str] = {}
+    found = []
+    for planned in plan:
+        if owners.setdefault(planned.path, planned.label) != planned.label:
+            name = told_apart(planned.path.name, planned.label)
+            planned = replace(planned, path=planned.path.with_name(name))
+        found.append(planned)
+    return found
 
 
 def chosen(

@@ -13,7 +13,9 @@ from fedtail.methods import Method
 from fedtail.training import LocalTraining
 
 LONGEST = 120
-"""Letters of a folder's name; file systems allow 255, and a user has to read it."""
+"""Letters of a folder's name; a user has to read it."""
+MOST_BYTES = 200
+"""Of a folder's name; file systems allow 255, and a letter may be four."""
 
 
 def split_spec(spec: str) -> list[str]:
@@ -41,9 +43,13 @@ def split_spec(spec: str) -> list[str]:
 def safe_name(text: str) -> str:
     """Return a name for a folder that is safe in any file system."""
     safe = "".join(c if c.isalnum() or c in "-._=" else "-" for c in text)
-    if len(safe) > LONGEST:
-        safe = f"{safe[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return safe
+    cut = safe[:LONGEST].encode()[:MOST_BYTES].decode(errors="ignore")
+    return safe if cut == safe else told_apart(cut, text)
+
+
+def told_apart(name: str, text: str) -> str:
+    """Return a name that ends in what only this text gives."""
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def folder_name(spec: str, seed: int) -> str:

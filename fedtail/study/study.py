@@ -14,14 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from fedtail.config import fields_of
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, shown
 from fedtail.experiment import Experiment, must_be_experiment
 from fedtail.files import make_folder, write_atomic
 from fedtail.metrics.scores import LESS_IS_BETTER
 from fedtail.study.lines import Line, moments
 from fedtail.study.paired import Difference
 from fedtail.study.perform import JobNumber, perform
-from fedtail.study.plan import Planned, chosen, make_plan, words_of
+from fedtail.study.plan import Planned, apart, chosen, make_plan, words_of
 from fedtail.study.runs import COMPARISON, read_run, seeded
 from fedtail.study.tables import IN_PAPER, as_csv, as_latex, as_text, described_lines
 from fedtail.study.validation import validation_score
@@ -190,6 +190,10 @@ def _planned(
             else "there is no experiment to compare"
         )
 
+    for label in named:
+        if not isinstance(label, str) or label.splitlines() != [label]:
+            raise FedtailError(f"the label {shown(label)} is refused: give one line of text")
+
     def variant(label: str, seed: int) -> Experiment:
         return named[label].but(seed=seed, name=seeded(label, seed))
 
@@ -200,10 +204,16 @@ def _planned(
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> Sequence[int]:
-    chosen_seeds = range(first, first + seeds) if isinstance(seeds, int) else seeds
-    if not chosen_seeds:
-        raise FedtailError(f"seeds = {seeds!r} is refused: give at least 1")
-    return chosen_seeds
+    if isinstance(seeds, int):
+        several: list[int] = list(range(first, first + seeds))
+    else:
+        listed = isinstance(seeds, Iterable) and not isinstance(seeds, str)
+        several = list(seeds) if listed else []
+    if not several or len(set(several)) < len(several):
+        raise FedtailError(
+            f"seeds = {shown(seeds)} is refused: give at least 1, or a list of different seeds"
+        )
+    return several
 
 
 @contextlib.contextmanager
@@ -221,6 +231,7 @@ def carry_out(
     plan: Sequence[Planned], out: Path, jobs: JobNumber = "auto", console: Console | None = None
 ) -> Study:
     """Do what is left of a plan, and write the tables; those of what is done, after each run."""
+    plan = apart(plan)
     lines: dict[str, Line] = {}
     for planned in plan:
         needs = planned.experiment.server_data

@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
+from fedtail.errors import FedtailError, shown
 from fedtail.metrics import human_bytes
-from fedtail.metrics.scores import SCORES
+from fedtail.metrics.scores import LESS_IS_BETTER, SCORES
 from fedtail.study.grid import Row, folded, grid
 from fedtail.study.lines import Line, MeanAndDeviation
 from fedtail.study.paired import Difference
@@ -39,7 +40,12 @@ SPECIAL = {
     "^": r"\textasciicircum{}",
     "–": "--",
     "…": r"\dots{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    # What follows the end of a row in these would be read as its arguments.
+    **{letter: f"{{{letter}}}" for letter in "[*"},
 }
 
 
@@ -146,8 +152,9 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 def written(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return CSV text."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    # Lines end in "\n". So does a carriage return in a cell, which would end a row without quotes.
+    text = io.StringIO(newline=None)
+    writer = csv.writer(text)
     writer.writerow(head)
     writer.writerows(rows)
     return text.getvalue()
@@ -166,6 +173,11 @@ def as_latex(lines: Sequence[Line], columns: Sequence[str] = IN_PAPER) -> str:
     columns
         Scores between 0 and 1, of which more is better.
     """
+    known = [key for key in SCORES if key not in LESS_IS_BETTER]
+    if isinstance(columns, str) or not columns or not set(columns) <= set(known):
+        raise FedtailError(
+            f"columns = {shown(columns)} is refused: give a list of {', '.join(known)}"
+        )
     rows = [
         " & ".join([escape(line.label), *(_cell(line, lines[0], key) for key in columns)]) + r" \\"
         for line in lines

@@ -120,6 +120,13 @@ def test_a_spec_is_split_at_its_own_commas(spec: str, parts: list[str]) -> None:
     assert split_spec(spec) == parts
 
 
+def test_a_folder_name_fits_a_file_system_in_any_script() -> None:
+    long = [f"联邦{'学习' * 100}{end}" for end in "ab"]
+    names = [folder_name(label, 10**9) for label in long]
+    assert len(set(names)) == 2
+    assert all(len(name.encode()) <= 255 - len(".model.safetensors.tmp") for name in names)
+
+
 def test_folder_names_are_safe_and_differ() -> None:
     assert folder_name("fedavg,loss=a/b", 3) == "fedavg-loss=a-b-seed3"
     long = [f"fedavg,{'x' * 300}={end}" for end in "ab"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import fedtail, files, one_sentence
@@ -15,7 +16,10 @@ from feature_views import make_view
 from run_folders import record, write_run
 
 from fedtail.report import as_csv, as_latex, make_lines, read_runs, write_figures
-from fedtail.report.figures import KINDS
+from fedtail.report.feature_map import draw_map
+from fedtail.report.figures import KINDS, _over_rounds
+from fedtail.study.lines import Line
+from fedtail.study.runs import Run
 
 
 @pytest.fixture
@@ -87,6 +91,18 @@ def test_the_files_of_a_run_are_not_written_over(study: Path) -> None:
     assert fedtail("report", str(study), "--out", str(study / "b" / "report.html")).code == 0
 
 
+def test_a_wrong_file_is_refused_before_one_is_written(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    before, page = files(tmp_path), ["--out", str(tmp_path / "r.html")]
+    for flag, path, said in (
+        ("--csv", tmp_path / "r.html", "is refused: it is to hold another table or the page too"),
+        ("--latex", study, "is refused: it is a folder; name a file"),
+        ("--figures", tmp_path / "file", "is refused: it is a file; name a folder"),
+    ):
+        assert said in one_sentence(fedtail("report", str(study), *page, flag, str(path)))
+    assert files(tmp_path) == before
+
+
 def test_the_help_fits(tmp_path: Path) -> None:
     shown = fedtail("report", "--help").out
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -123,6 +139,23 @@ def test_the_figures_of_features(study: Path, tmp_path: Path) -> None:
         drawn[client] = {path.name: path.read_bytes() for path in paths}
     assert drawn[None]["norms.png"] == drawn[1]["norms.png"]
     assert drawn[None]["features.png"] != drawn[1]["features.png"]  # other marks
+
+
+def test_names_in_a_figure_are_letters_and_all_are_there() -> None:
+    from matplotlib.figure import Figure
+
+    odd = ("_mine", "$x_{$")
+    runs = (Run(Path(), {"seed": 0}, [record(1, 0.5), record(2, 0.6)], True),)
+    curves: Any = Figure().subplots()
+    _over_rounds(curves, [Line(label, runs) for label in odd])
+    shown = [text.get_text().strip() for text in curves.get_legend().get_texts()]
+    assert shown == ["_mine", r"\$x_{\$"]
+    maps = Figure()
+    views = {name: make_view(classes=("_silence_", "$cat_{$", "owl")) for name in odd}
+    draw_map(maps, views)
+    maps.draw_without_rendering()  # a formula that is none would be an error
+    legend = [text.get_text().strip() for text in maps.legends[0].get_texts()]
+    assert "_silence_" in legend
 
 
 @pytest.mark.slow

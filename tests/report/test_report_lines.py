@@ -165,3 +165,15 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     missing: Any = tmp_path / "missing"
     with pytest.raises(FedtailError, match="missing' is not a folder"):
         read_runs([missing])
+
+
+def test_a_seed_that_is_there_twice_is_of_a_line_more(tmp_path: Path) -> None:
+    for folder, scores in (("a", (0.2, 0.4)), ("b", (0.8,))):
+        for seed, score in enumerate(scores):
+            write_run(tmp_path / folder / str(seed), [record(1, score)], seed=seed)
+    first, second = make_lines(read_runs([tmp_path]))
+    assert (first.label, [run.seed for run in first.runs]) == ("fedavg", [0, 1])
+    assert (second.label, [run.seed for run in second.runs]) == ("fedavg (2)", [0])
+    # (0.2 + 0.4) / 2 in the table, and at the end of the curve; 0.8 is in neither.
+    assert first.score("accuracy")[0] == first.curve("accuracy")[-1][0] == pytest.approx(0.3)
+    assert second.score("accuracy") == (0.8, None)

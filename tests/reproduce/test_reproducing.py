@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -10,11 +11,13 @@ from unittest.mock import patch
 import pytest
 from command_line import fedtail, files
 
+from fedtail.errors import FedtailError
 from fedtail.experiment import Experiment
 from fedtail.reproduce import load_recipe, recipes
 from fedtail.reproduce.compared import Compared, compare_cell
 from fedtail.reproduce.measures import Finished, measure
 from fedtail.reproduce.recipe import Cell, Score, Table
+from fedtail.reproduce.results import write_tables
 
 TABLES = recipes()
 
@@ -132,6 +135,33 @@ def test_a_gain_is_relative_to_the_other_method() -> None:
     assert measure(run, Score(against="gain"), other) == pytest.approx(50.0)
     assert measure(run, Score(against="saving"), other) == pytest.approx(-50.0)
     assert measure(run, Score(), other) == pytest.approx(20.0)
+
+
+def test_a_gain_over_nothing_is_no_number() -> None:
+    with pytest.raises(FedtailError, match="whose 'accuracy' is 0"):
+        measure(finished(0.6), Score(against="gain"), finished(0.0))
+
+
+def test_the_csv_has_numbers_that_any_program_reads(tmp_path: Path) -> None:
+    table = load_recipe("creff/table1")
+    cell = Cell("a,b", "s", "m")
+    lines = [
+        Compared(cell, "parameters", 2428144.0, (2400000.5, 2400001.5)),
+        Compared(cell, "GiB", 0.004),
+    ]
+    write_tables(tmp_path, table, "smoke", lines)
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
+        large, missing = csv.DictReader(file)
+    # Mean 2400001, deviation sqrt(0.25 + 0.25), difference -28143.
+    assert (float(large["paper"]), float(large["ours"])) == (2428144, 2400001)
+    assert (float(large["±"]), float(large["difference"])) == pytest.approx((0.5**0.5, -28143))
+    assert (large["data"], large["seeds"], large["covered"]) == ("a,b", "2", "no")
+    assert float(missing["paper"]) == 0.004
+    assert [missing[key] for key in ("ours", "±", "difference", "covered")] == [""] * 4
+    # What people read is rounded.
+    assert "| 2,428,144 | 2,400,001 | 0.71 | 2 | -28,143 | no |" in (
+        tmp_path / "results.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_the_interval_is_students() -> None:

@@ -60,6 +60,13 @@ def test_sums_that_are_equal_on_paper_count_as_equal() -> None:
     assert sign_flip([0.1, 0.2, -0.3, 1.0]) == 10 / 16
 
 
+def test_sums_that_are_zero_on_paper_count_as_zero() -> None:
+    # In hundredths 3, -2, 3 and -4 (98 - 101, ...): the sum is 0, and every sum is as far from it.
+    pairs = zip((98, 16, 94, 51), (101, 13, 91, 54), strict=True)
+    assert sign_flip([a / 200 - b / 200 for a, b in pairs]) == 1.0
+    assert sign_flip([0.4 - 0.7, 0.3 - 0.2, 0.3 - 0.1]) == 1.0
+
+
 def test_many_seeds_are_drawn_and_always_the_same() -> None:
     values = [1.0] * (EXACT + 4)
     assert sign_flip(values) == sign_flip(values) < 1e-3

@@ -198,6 +198,35 @@ def test_several_experiments_by_label_or_by_name() -> None:
         compare(small, seeds=0)
 
 
+def test_labels_that_make_the_same_folder_have_folders_of_their_own(tmp_path: Path) -> None:
+    one = experiment(rounds=1)
+    labels = {"A+": one, "A*": one.but(method=FedAvg(local={"lr": 0.5}))}
+    study = compare(labels, seeds=2, out=tmp_path)
+    assert study.failures == {}
+    assert [len(line.runs) for line in study.lines] == [2, 2]
+    assert [line.label for line in make_lines(read_runs([tmp_path]))] == ["A+", "A*"]
+    with patch("fedtail.study.settle.run", side_effect=AssertionError("run again")):
+        assert compare(labels, seeds=2, out=tmp_path).to_csv() == study.to_csv()
+
+
+@pytest.mark.parametrize("label", ["", "a\nb", "a\rb", 1])
+def test_a_label_is_one_line_of_text(label: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match=r"the label .* is refused: give one line of text"):
+        compare({label: experiment()}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seeds", ["3", [1, 1], 2.0, [], np.zeros(2, dtype=int)])
+def test_seeds_are_a_number_or_different_ones(seeds: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match=r"seeds = .* is refused: give at least 1, or a list of"):
+        compare(experiment(), seeds=seeds, out=tmp_path / "out")
+
+
+def test_seeds_may_be_an_array() -> None:
+    found = compare(experiment(rounds=1), seeds=np.arange(2))  # type: ignore[arg-type]
+    assert [run.seed for run in found.lines[0].runs] == [0, 1]
+
+
 class Half(nn.Linear):
     """A network of the user's own."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedtail.errors import FedtailError
 from fedtail.study.grid import Row, folded, grid
 from fedtail.study.lines import Line
 from fedtail.study.runs import Run
-from fedtail.study.tables import as_latex, as_text
+from fedtail.study.tables import as_csv, as_latex, as_text, escape
 
 LONG = "fedavg,loss=balanced_softmax,prior=global,local.lr=0.1"
 WIDEST = "1023.9 GB"
@@ -120,3 +123,38 @@ def test_bold_is_what_is_above_the_first_for_sure() -> None:
     rows = as_latex([first, sure, unsure, worse], ("accuracy",)).splitlines()[4:8]
     assert [r"\mathbf" in row for row in rows] == [False, True, False, False]
     assert as_latex([line("a", [record(0.1)]), line("b", [record(0.9)])]).count("mathbf") == 0
+
+
+def test_latex_prints_every_letter_as_it_stands() -> None:
+    # After the end of a row, * and [...] would be arguments of that end.
+    rows = as_latex([line(label, [record(0.5)]) for label in ("[ours]", "*b")]).splitlines()[4:6]
+    assert [row.partition(" &")[0] for row in rows] == ["{[}ours]", "{*}b"]
+    assert escape("a<b>|c") == r"a\textless{}b\textgreater{}\textbar{}c"
+
+
+@pytest.mark.parametrize("columns", ["few", [], ["luck"], ["accuracy", "loss"], ["ece"]])
+def test_columns_of_latex_are_scores_of_which_more_is_better(columns: Any) -> None:
+    with pytest.raises(
+        FedtailError, match=r"columns = .* is refused: give a list of accuracy, bal"
+    ):
+        as_latex([line("a", [record(0.5)])], columns)
+
+
+def test_csv_reads_back_as_it_was() -> None:
+    label, reason = '=a,"b"; τ', "it broke,\r\nfor good\rtwice"
+    text = as_csv([line(label, [record(0.1)], [record(0.3)], failures={2: reason})])
+    (found,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert found["method"] == label
+    assert found["failed"] == "seed 2: it broke,\nfor good\ntwice"
+    # By hand: mean 0.2, deviation sqrt(2 * 0.1² / 1).
+    mean, deviation = float(found["accuracy_mean"]), float(found["accuracy_std"])
+    assert (mean, deviation) == pytest.approx((0.2, 0.02**0.5))
+
+
+def test_a_table_of_no_width_ends() -> None:
+    assert folded("ab,c", ",", 0) == ["a", "b", ",", "c"]
+    assert "50.0" in as_text([line("ab", [record(0.5)], failures={1: "no"})], 0).plain
+
+
+def test_a_line_without_runs_has_no_classes() -> None:
+    assert line("a", failures={0: "no"}).per_class() == []
