@@ -20,7 +20,7 @@ KINDS = {
     "r_hapt": "HAPT, people",
     "r_mitbih": "MIT-BIH, patients",
     "r_speech": "words, speakers, no tail",
-    "n_": "no tail",
+    "n_": "Fashion-MNIST, no tail",
 }
 """Columns, by how the names of their cells begin."""
 MARKS = "<!-- made by `python -m benchmarks.comparison.page` -->\n", "<!-- end -->"
@@ -90,8 +90,15 @@ def needs_server_data(method: str) -> bool:
     return Method.registry[split_spec(method)[0]].server_data != "none"
 
 
+def is_bound(method: str) -> bool:
+    """Whether all data are in one place: a bound to compare with, and not one of those compared."""
+    return Method.registry[split_spec(method)[0]].pooled
+
+
 def marked(method: str) -> str:
     """Return a method for a table, with a mark if it is given more than others."""
+    if is_bound(method):
+        return f"`{method}` (all data in one place)"
     return f"`{method}`" + (" (samples on the server)" if needs_server_data(method) else "")
 
 

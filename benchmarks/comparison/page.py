@@ -15,8 +15,15 @@ import matplotlib
 
 from benchmarks.comparison import draws, scores
 from benchmarks.comparison.__main__ import SMALLER
-from benchmarks.comparison.gather import protocol_of
-from benchmarks.comparison.overview import Cell, filled, kind_means, main_table, marked
+from benchmarks.comparison.gather import DRAWS, protocol_of
+from benchmarks.comparison.overview import (
+    Cell,
+    filled,
+    is_bound,
+    kind_means,
+    main_table,
+    marked,
+)
 from benchmarks.comparison.plan import TRIALS, current, is_old, planned, trials_of
 from benchmarks.comparison.plan import cells as all_cells
 from benchmarks.comparison.ranks import Means, critical_difference, mean_ranks, picture, shared
@@ -50,7 +57,7 @@ SAID = {
     "s": "A CNN of about 24,000 parameters, 2 local epochs, 120 rounds.",
     "c": "ResNet-8 of width 16, crop and flip, 20 clients, 8 a round, 100 rounds.",
     "r": "Patients, persons and speakers; whole clients are held out.",
-    "n": "Balanced classes, split by Dirichlet 0.1: where there is nothing to win.",
+    "n": "Balanced classes, split by Dirichlet 0.1.",
 }
 SHOWN = ("balanced_accuracy", "few")
 OLD = "†"
@@ -76,9 +83,12 @@ def text(cells: Mapping[str, Cell]) -> str:
 
 Every method under one protocol, fixed before any run (`benchmarks/protocols`): the same number of
 trials over the local rate and the method's one or two main fields on seed 0, judged by what clients
-hold out; the best values on other seeds, and only there the test set. Balanced accuracy / accuracy
+hold out; the best values on other seeds. The test set chose nothing. Balanced accuracy / accuracy
 over the rare classes (*few*), percent, mean ± standard deviation over seeds, of the round that
-validation chose. Bold: the best mean of a column.
+validation chose. Bold: the best mean of a column. With all data in one place (`centralised`) a
+method is a bound: neither bold nor ranked. Ranks take cells for independent, which those of one
+data set are not; intervals are each by itself. Validations are not in the traffic, though a method
+that asks clients again after training (`slac`, `ccvr`) does so in each.
 
 ```bash
 python -m benchmarks.features cifar10 cifar100 --out FOLDER
@@ -103,7 +113,8 @@ def part(letter: str, cells: Mapping[str, Cell]) -> str:
     lines = [
         f"## {TITLES[letter]}",
         "",
-        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}{marks(mine)}",
+        f"{SAID[letter]} {tuned(letter)} {so_far(letter, mine)}{smaller(mine)}"
+        f"{drawn(mine)}{marks(mine)}",
         "",
         table(mine),
         "",
@@ -139,12 +150,23 @@ def smaller(cells: Mapping[str, Cell]) -> str:
     return "".join(said)
 
 
+def drawn(cells: Mapping[str, Cell]) -> str:
+    """Say how many results have random trials: marks are on those alone that are made again."""
+    entries = [entry for cell in cells.values() for entry in cell.values()]
+    old = sum(bool(each.get("trials")) and each.get("draws") != DRAWS for each in entries)
+    return (
+        f" Trials of {old} of the {len(entries)} results shown were random, each method's own; "
+        "those of the others are spread evenly, at the same rates for all."
+        if old
+        else ""
+    )
+
+
 def marks(cells: Mapping[str, Cell]) -> str:
     """Say what the marks of results mean, where the table has them."""
     shown = {mark(name, m, entry) for name, cell in cells.items() for m, entry in cell.items()}
     said = {
-        OLD: "found with random trials, each method's own; to be made again with trials that are "
-        "spread evenly, at the same rates for all.",
+        OLD: "random, and to be made again; those without a mark stay.",
         UNTUNED: "not tuned: the rate of the file, which is the one that was found for FedAvg, and "
         "what else the method does by default.",
     }
@@ -165,8 +187,11 @@ def averages(cell: Cell, key: str) -> dict[str, float]:
 
 
 def by_cell(cells: Mapping[str, Cell], key: str = "balanced_accuracy") -> Means:
-    """Return one score by cell and method."""
-    return {name: averages(cell, key) for name, cell in cells.items()}
+    """Return one score by cell and method that is compared."""
+    return {
+        name: {method: mean for method, mean in averages(cell, key).items() if not is_bound(method)}
+        for name, cell in cells.items()
+    }
 
 
 def table(cells: Mapping[str, Cell]) -> str:
@@ -175,16 +200,17 @@ def table(cells: Mapping[str, Cell]) -> str:
     heads = [name.partition("_")[2].replace("_", " ") for name in cells]
     rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     best = {
-        (name, key): max(averages(cell, key).values(), default=None)
-        for name, cell in cells.items()
+        (name, key): max(means.values(), default=None)
         for key in SHOWN
+        for name, means in by_cell(cells, key).items()
     }
     for method in methods:
         shown = []
         for name, cell in cells.items():
             kept = cell[method]["kept"] if method in cell else {}
             known = [key for key in SHOWN if key in kept and None not in kept[key]]
-            pair = [_score(kept[key], best[name, key]) for key in known]
+            tops = [None if is_bound(method) else best[name, key] for key in known]
+            pair = [_score(kept[key], top) for key, top in zip(known, tops, strict=True)]
             sign = mark(name, method, cell[method]) if method in cell else ""
             shown.append(" / ".join(pair) + sign or "–")
         rows.append(f"| {marked(method)} | {' | '.join(shown)} |")
@@ -222,10 +248,12 @@ def ranked(letter: str, cells: Mapping[str, Cell]) -> str:
             f"{100 * mean:+.1f} | {up} / {down} | {traffic:.2f} |"
         )
     width = critical_difference(len(balanced), len(cells))
+    # Mean ranks of k methods are at most k - 1 apart.
+    none = "; none can be further apart, so few are the cells" if width > len(balanced) - 1 else ""
     return "\n".join(
         [
             f"Ranks over {len(cells)} cells of the {len(balanced)} methods that all have; two mean",
-            f"ranks less than {width:.1f} apart are not told apart (Nemenyi, 95 %). *Above*:",
+            f"ranks less than {width:.1f} apart are not told apart (Nemenyi, 95 %{none}). *Above*:",
             "balanced accuracy, mean over cells; *surely*: in so many cells the 95 % interval",
             "of the difference, paired by seed, excludes zero.",
             "",

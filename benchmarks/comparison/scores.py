@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from benchmarks.comparison.overview import Cell, by_kind, marked, mean_score
+from benchmarks.comparison.overview import Cell, by_kind, is_bound, marked, mean_score
 
 COLUMNS = {
     "balanced": ("kept", "balanced_accuracy"),
@@ -36,8 +36,10 @@ cells of a kind. *Balanced*, and all that follows but the *last rounds*, is of t
 validation chose; *last rounds* is the mean of the tests in the last ten, often the last one alone.
 *Worst class*: the lowest accuracy of a class. *All samples*: plain accuracy on the test set.
 *Calibration error*: how far confidence is from accuracy, in fifteen bins; less is better.
-*Traffic* and *time* are multiples of FedAvg's; times are of a machine that did other
-work too, so one and a half is not surely above one.
+*Traffic* and *time* are multiples of FedAvg's. Validations are not in the traffic; `slac`, `ccvr`
+and others that ask clients again after training do so in each, which can be more than all training
+sends. Times are of a machine that did other work too, and of several versions of the code, on
+seconds or minutes: twice or half of FedAvg's is not surely different.
 
 {chr(10).join(parts)}"""
 
@@ -51,7 +53,7 @@ def table(cells: Mapping[str, Cell]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method in sorted(rows, key=lambda m: rows[m]["balanced"] or 0.0, reverse=True):
         found = [_percent(rows[method][column]) for column in columns]
-        found += [f"{cost(method, key, cells):.2f}" for key in COSTS.values()]
+        found += [_cost(method, key, cells) for key in COSTS.values()]
         lines.append(f"| {marked(method)} | {' | '.join(found)} |")
     return "\n".join(lines)
 
@@ -64,6 +66,11 @@ def scores(method: str, cells: Mapping[str, Cell]) -> dict[str, float | None]:
 def cost(method: str, key: str, cells: Mapping[str, Cell]) -> float:
     """Return the mean over cells of what a method takes, over what FedAvg does."""
     return fmean(cell[method][key] / cell["fedavg"][key] for cell in cells.values())
+
+
+def _cost(method: str, key: str, cells: Mapping[str, Cell]) -> str:
+    """Return a cost for a table; who brings the samples to one place sends more than is counted."""
+    return "–" if key == "bytes" and is_bound(method) else f"{cost(method, key, cells):.2f}"
 
 
 def _percent(value: float | None) -> str:

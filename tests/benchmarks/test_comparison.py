@@ -113,6 +113,34 @@ def test_the_best_mean_of_a_column_is_bold() -> None:
     assert told[3] == "| `bsm` | **70.0** ± 14.1 / **70.0** ± 14.1 |"
 
 
+def test_who_has_all_data_in_one_place_is_neither_bold_nor_ranked() -> None:
+    def entry(score: float) -> dict[str, object]:
+        kept = {key: [score, score] for key in SCORES}
+        costs = {"bytes": 1, "seconds": 1, "draws": "even"}
+        return {"kept": kept, "last": kept, "seeds": [1, 2], **costs}
+
+    scored = {"centralised": 0.9, "slac": 0.8, "bsm": 0.7, "fedavg": 0.6}
+    cells = {f"f_{name}": {m: entry(score) for m, score in scored.items()} for name in "ab"}
+    first, second = page.table(cells).splitlines()[2:4]
+    assert first.startswith("| `centralised` (all data in one place) | 90.0 ± 0.0 / 90.0 ± 0.0 |")
+    assert second.startswith("| `slac` | **80.0** ± 0.0 / **80.0** ± 0.0 |")
+    told = " ".join(page.ranked("f", cells).split())
+    assert "| `slac` | 1.0 | 1.0 |" in told and "centralised" not in told
+    # Three methods in two cells: 2.343 √(12 / 12) = 2.3, and no two mean ranks are 2.3 apart.
+    assert "less than 2.3 apart are not told apart (Nemenyi, 95 %; none can be" in told
+    four = {f"f_{name}": cells["f_a"] for name in "abcd"}
+    assert "none can be" not in page.ranked("f", four)
+    # What samples weigh that leave the clients is not counted, so no traffic is told.
+    row = next(r for r in scores.table(cells).splitlines() if "`centralised`" in r)
+    assert row.endswith("| – | 1.00 |")
+
+
+def test_how_many_results_have_random_trials_is_said() -> None:
+    drawn = {"slac": {"trials": 8}, "bsm": {"trials": 8, "draws": "even"}, "lade": {"trials": 0}}
+    assert page.drawn({"r_a": drawn}).startswith(" Trials of 1 of the 3 results shown were random")
+    assert page.drawn({"r_a": {"bsm": drawn["bsm"]}}) == ""
+
+
 def test_ranks_of_rare_classes_are_those_of_the_same_methods_where_there_is_a_tail() -> None:
     def entry(balanced: float, few: float | None) -> dict[str, object]:
         kept = {"balanced_accuracy": [balanced], "few": [few]}

@@ -5,6 +5,7 @@ Where a result changes, the sentence that fails here says what the page should s
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from math import ceil
 from statistics import fmean
@@ -14,10 +15,13 @@ import pytest
 from benchmarks.claims.verdict import claims, judged, seen
 from benchmarks.claims.verdict import results as claims_results
 from benchmarks.comparison.overview import has_tail, mean_score
-from benchmarks.comparison.page import RESULTS_PAGE, paired, read
+from benchmarks.comparison.page import RESULTS_PAGE, by_cell, of, paired, read
+from benchmarks.comparison.ranks import mean_ranks
 from benchmarks.comparison.scores import cost
+from benchmarks.results_file import RESULTS
 
 PAGE = " ".join(RESULTS_PAGE.read_text(encoding="utf-8").split())
+DOCS = RESULTS_PAGE.parent
 CELLS = read()
 TEN = [name for name in CELLS if name.startswith("f_cifar10_")]
 HUNDRED = [name for name in CELLS if name.startswith("f_cifar100_")]
@@ -66,6 +70,18 @@ def best(cell: str) -> float:
     return max(above(m, cell, beside="slac") for m in CELLS[cell] if "centralised" not in m)
 
 
+def beside(method: str, other: str) -> float:
+    """Return what a method is above FedAvg over the cells with a tail that another has, too."""
+    both = [c for c, cell in CELLS.items() if has_tail(cell) and {method, other} <= set(cell)]
+    return fmean(above(method, cell) for cell in both)
+
+
+def measured(name: str) -> dict[str, dict[str, dict[str, float]]]:
+    found: dict[str, dict[str, dict[str, float]]]
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["numbers"]
+    return found
+
+
 def verdicts(paper: str) -> Counter[str]:
     known = claims_results()
     return Counter(judged(each, seen(each, known)) for each in claims() if each.paper == paper)
@@ -99,8 +115,21 @@ def sentences() -> list[str]:
     strong, mild = (
         gain("FedLC", says).split("; ") for says in ("Under strong label skew", "Under milder skew")
     )
+    ranks = mean_ranks(by_cell(of("f", CELLS)))
+    learnt = [f"{100 * v:.0f}" for v in CELLS[SCRATCH[0]]["fedavg"]["kept"]["balanced_accuracy"]]
+    rules = [rule for cell in measured("rounds").values() for rule in cell.values()]
+    later = fmean(rule["last"] - rule["best"] for rule in rules)
+    ablated = {key.partition("/")[0] for key in measured("slac")}
     skewed, milder = (f"{above('fedlc', cell):.0f}" for cell in SCRATCH)
     return [
+        f"({ranks['slac']:.1f} and {ranks[RIDGE]:.1f} for ridge, which "
+        f"{len(TEN + HUNDRED)} cells do not tell apart)",
+        f"over `lade`'s six `slac` is at {beside('slac', 'lade'):+.1f}, over the "
+        f"{word(len([c for c in CELLS if RIDGE in CELLS[c]]))} of `closed-form` at "
+        f"{beside('slac', RIDGE):+.1f}.",
+        f"({', '.join(learnt[:-1])} and {learnt[-1]} percent by seed)",
+        f"by {later:.1f} points over {word(len(rules))} results",
+        f"of {word(len(ablated))} of these cells",
         f"the {above('slac', SCRATCH[0]):.0f} points to `slac` there are",
         f"`slac` and BalanceFL are {word(people['slac'])} points above FedAvg, CCVR",
         f"CCVR {word(people['ccvr'])}, the others at most {word(ceil(rest))};",
@@ -139,6 +168,22 @@ def sentences() -> list[str]:
 @pytest.mark.parametrize("piece", sentences())
 def test_the_page_says_what_the_files_do(piece: str) -> None:
     assert piece in PAGE
+
+
+def test_the_page_on_choosing_says_what_the_files_do() -> None:
+    page = " ".join((DOCS / "how-to" / "choose-a-method.md").read_text(encoding="utf-8").split())
+    behind = {name: best(name) for name, cell in CELLS.items() if has_tail(cell)}
+    assert {name for name, far in behind.items() if far > 1} == {"p_speech", MITBIH}
+    lade, bsm = (above(method, MITBIH, beside="slac") for method in ("lade", "bsm"))
+    assert f"where LDA alone is {behind['p_speech']:.0f} points ahead" in page
+    assert f"where `lade` and `bsm` are {lade:.0f} and {bsm:.0f} ahead" in page
+
+
+def test_the_rules_of_the_doctor_say_what_the_files_do() -> None:
+    page = " ".join((DOCS / "how-to" / "doctor.md").read_text(encoding="utf-8").split())
+    words = [f"{above(method, SPEECH):.0f}" for method in ("slac", "ccvr", "fedlc")]
+    assert f"words by speaker, tuned: {words[0]}, {words[1]} and {words[2]}" in page
+    assert f"Fashion-MNIST, α = 0.1, tuned: `slac` {above('slac', NONE):.0f} |" in page
 
 
 def test_fedlc_and_creff_gain_least_of_the_papers_methods() -> None:
