@@ -136,7 +136,11 @@ def test_who_has_all_data_in_one_place_is_neither_bold_nor_ranked() -> None:
 
 
 def test_how_many_results_have_random_trials_is_said() -> None:
-    drawn = {"slac": {"trials": 8}, "bsm": {"trials": 8, "draws": "even"}, "lade": {"trials": 0}}
+    drawn: dict[str, dict[str, Any]] = {
+        "slac": {"trials": 8},
+        "bsm": {"trials": 8, "draws": "even"},
+        "lade": {"trials": 0},
+    }
     assert page.drawn({"r_a": drawn}).startswith(" Trials of 1 of the 3 results shown were random")
     assert page.drawn({"r_a": {"bsm": drawn["bsm"]}}) == ""
 
