@@ -119,6 +119,7 @@ def sentences() -> list[str]:
         gain("FedLC", says).split("; ") for says in ("Under strong label skew", "Under milder skew")
     )
     ranks = mean_ranks(by_cell(of("f", CELLS)))
+    rare = [score(method, *SCRATCH, key="few") for method in ("centralised", "slac")]
     learnt = [f"{100 * v:.0f}" for v in CELLS[SCRATCH[0]]["fedavg"]["kept"]["balanced_accuracy"]]
     rules = [rule for cell in measured("rounds").values() for rule in cell.values()]
     later = fmean(rule["last"] - rule["best"] for rule in rules)
@@ -134,6 +135,8 @@ def sentences() -> list[str]:
         f"by {later:.1f} points over {word(len(rules))} results",
         f"of {word(len(ablated))} of these cells",
         f"the {above('slac', SCRATCH[0]):.0f} points to `slac` there are",
+        f"plain training is {word(above('centralised', *SCRATCH, beside='slac'))} points above "
+        f"`slac` there, and level on the rare classes ({rare[0]:.1f} and {rare[1]:.1f})",
         f"`slac` and BalanceFL are {word(people['slac'])} points above FedAvg, CCVR",
         f"CCVR {word(people['ccvr'])}, the others at most {word(ceil(rest))};",
         f"with all data in one place it is {word(people['centralised'])}.",
