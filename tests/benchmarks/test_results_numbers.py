@@ -26,6 +26,7 @@ CELLS = read()
 TEN = [name for name in CELLS if name.startswith("f_cifar10_")]
 HUNDRED = [name for name in CELLS if name.startswith("f_cifar100_")]
 HAPT, MITBIH, SPEECH, NONE = "r_hapt", "r_mitbih", "r_speech", "n_fashion_mnist"
+COMMON = "c_cifar10"
 SCRATCH = ["s_fashion_mnist_dir0.1", "s_fashion_mnist_dir0.5"]
 RIDGE, LDA = "closed-form,head=ridge", "closed-form,head=lda"
 WORDS = [
@@ -120,6 +121,7 @@ def sentences() -> list[str]:
     )
     ranks = mean_ranks(by_cell(of("f", CELLS)))
     rare = [score(method, *SCRATCH, key="few") for method in ("centralised", "slac")]
+    common = {method: f"{score(method, COMMON):.0f}" for method in CELLS[COMMON]}
     learnt = [f"{100 * v:.0f}" for v in CELLS[SCRATCH[0]]["fedavg"]["kept"]["balanced_accuracy"]]
     rules = [rule for cell in measured("rounds").values() for rule in cell.values()]
     later = fmean(rule["last"] - rule["best"] for rule in rules)
@@ -135,6 +137,10 @@ def sentences() -> list[str]:
         f"by {later:.1f} points over {word(len(rules))} results",
         f"of {word(len(ablated))} of these cells",
         f"the {above('slac', SCRATCH[0]):.0f} points to `slac` there are",
+        f"a new head: {common['ccvr']} percent where FedAvg has {common['fedavg']}, level with "
+        f"RedGrape and LADE ({common['redgrape']} and {common['lade']}) and ahead of BSM, CReFF "
+        f"and BalanceFL ({common['bsm']}, {common['creff']} and {common['balancefl']}); only "
+        f"`slac` has more ({common['slac']}).",
         f"plain training is {word(above('centralised', *SCRATCH, beside='slac'))} points above "
         f"`slac` there, and level on the rare classes ({rare[0]:.1f} and {rare[1]:.1f})",
         f"`slac` and BalanceFL are {word(people['slac'])} points above FedAvg, CCVR",
