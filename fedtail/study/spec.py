@@ -14,7 +14,7 @@ from fedtail.training import LocalTraining
 
 LONGEST = 120
 """Letters of a folder's name; a user has to read it."""
-MOST_BYTES = 200
+LONGEST_BYTES = 200
 """Of a folder's name; file systems allow 255, and a letter may be four."""
 
 
@@ -43,7 +43,7 @@ def split_spec(spec: str) -> list[str]:
 def safe_name(text: str) -> str:
     """Return a name for a folder that is safe in any file system."""
     safe = "".join(c if c.isalnum() or c in "-._=" else "-" for c in text)
-    cut = safe[:LONGEST].encode()[:MOST_BYTES].decode(errors="ignore")
+    cut = safe[:LONGEST].encode()[:LONGEST_BYTES].decode(errors="ignore")
     return safe if cut == safe else told_apart(cut, text)
 
 

@@ -12,7 +12,7 @@ from fedtail.data.partitions.common import by_class, check_clients, repaired, tr
 from fedtail.data.parts import Parts
 from fedtail.errors import FedtailError
 
-ROWS = 1000
+CLIENTS_AT_ONCE = 1000
 """Clients whose classes are drawn at a time: the draws of all need sixteen times the memory."""
 
 
@@ -79,7 +79,7 @@ def _draw_holders(clients: int, classes: int, width: int, rng: np.random.Generat
     """Return which client (rows) holds which class (columns); every class has a holder."""
     for _ in range(tries(clients, classes)):
         holds = np.zeros((clients, classes), dtype=bool)
-        for rows in np.split(holds, range(ROWS, clients, ROWS)):
+        for rows in np.split(holds, range(CLIENTS_AT_ONCE, clients, CLIENTS_AT_ONCE)):
             drawn = np.argsort(rng.random(rows.shape), axis=1)[:, :width]
             np.put_along_axis(rows, drawn, True, axis=1)
         holders = holds.sum(axis=0)
